@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from abut.gateway.dialects.chat import SAMPLING, Chat
-from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.server.gateway import REWRITES
 from abut.rollout.rollout import BranchCause
 from tests.kit.training.example_run import blocks_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.dialects.chat_rewrites import ChatRewrites
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger import histories
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation
@@ -16,7 +16,7 @@ from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.writer import Writer
 from tests.kit.data.branches import CHANGES, a_branch, as_sent
 
-CHAT = ChatRewrites()
+CHAT = Chat()
 
 
 class Told:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.dialects.chat_rewrites import ChatRewrites
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger import matching
 from abut.gateway.ledger.comparable import KnownPrefix
 from abut.gateway.ledger.matching import History, match
 from tests.kit.data.branches import CHANGES, Messages, a_branch, as_sent, no_text
 
-CHAT = ChatRewrites()
+CHAT = Chat()
 
 
 @pytest.mark.parametrize("seed", range(60))

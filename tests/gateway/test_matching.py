@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from abut import agent
-from abut.gateway.dialects.chat_rewrites import ChatRewrites
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import History, match
 from tests.kit.clients.random_policy import naming
 from tests.kit.stage.agents import LOOKUP, Client, a_call, check_tree, play_agents, user
 from tests.kit.stage.rollouts import Recording, Stage
 
-CHAT = ChatRewrites()
+CHAT = Chat()
 
 
 def assistant(content: str, **keys: Any) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from abut.gateway.dialects import chat_rewrites
+from abut.gateway.dialects import chat
 from abut.gateway.ledger import branch, comparable, ledger, matching, row
-from abut.gateway.ledger.agent_call import Repeats
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.callers import NOBODY, Caller, Callers
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import History
+from abut.gateway.ledger.repeats import Repeats
 from tests.kit.clients import random_clients
 from tests.kit.clients.random_clients import Clients, Request
 from tests.kit.clients.random_policy import STOPS, naming
@@ -167,8 +167,8 @@ def stripped(message: Any, **options: Any) -> Any:
 
 
 _form, _form_of_message = comparable.comparable, comparable.comparable_message
-_repeats, _same_reasoning = chat_rewrites._repeats, matching._same_reasoning
-_with_calls = chat_rewrites._with_calls
+_repeats, _same_reasoning = chat.repeats, matching._same_reasoning
+_with_calls = chat.with_calls
 
 GUARDS: dict[str, tuple[Any, str, Any]] = {
     "1: inner white space counts": (matching, "text_of", without_inner_space),
@@ -177,19 +177,19 @@ GUARDS: dict[str, tuple[Any, str, Any]] = {
     "3: a bool is no number": (comparable, "comparable", with_bools_as_numbers),
     "4: ids say which call": (matching, "call_at", lambda history, at, entry_of: None),
     "5: what we never say": (matching, "_NEVER_OURS", ()),
-    "6: text lost, but not ids": (chat_rewrites, "ids_of", lambda calls: ANY),
+    "6: text lost, but not ids": (chat, "ids_of", lambda calls: ANY),
     "7: stop strings of that request": (
         matching,
         "rewrite_of",
         rewriting(lambda message, entry: (message, replace(entry, stop=STOPS))),
     ),
     "8: ids of calls as text": (
-        chat_rewrites,
-        "_with_calls",
+        chat,
+        "with_calls",
         lambda entry: OfAnyIds(_with_calls(entry)),
     ),
-    "9: the code is in the text": (chat_rewrites, "_repeats", of_any_code),
-    "9: the line is as Python writes it": (chat_rewrites, "_repeats", written_in_any_way),
+    "9: the code is in the text": (chat, "repeats", of_any_code),
+    "9: the line is as Python writes it": (chat, "repeats", written_in_any_way),
     "10: only what is empty is left out": (
         BranchEntry,
         "is_empty",

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.ledger import entry, matching
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.comparable import arguments_of
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
+from abut.gateway.server.gateway import REWRITES
 from tests.kit.clients.edited_histories import edits
 from tests.kit.clients.recordings import Recorded, Replay, Verdicts, recordings, verdicts
 from tests.kit.stage.rollouts import SOAK, Stage

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from abut.gateway.dialects.chat_rewrites import REWRITES
+from abut.gateway.server.gateway import REWRITES
 from abut.rollout.rollout import Rollout, StopReason
 from abut.tools.toolbox import ToolCounts
 

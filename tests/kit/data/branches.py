@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from abut.gateway.dialects.chat_rewrites import ChatRewrites
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import History
 
@@ -35,7 +35,7 @@ def a_branch(turns: int, rng: random.Random | None = None) -> list[BranchEntry]:
     for number in range(turns):
         empty = rng is not None and rng.random() < 0.2
         answer = an_answer(number, "" if empty else f"text {number}", calls=not empty)
-        entries.append(BranchEntry(answer, ours=True, dialect=ChatRewrites()))
+        entries.append(BranchEntry(answer, ours=True, dialect=Chat()))
         said = {"role": "user", "content": f"{number}"} if empty else a_result(number)
         history, at = History([*(entry.message for entry in entries), said]), len(entries)
         entries.append(BranchEntry(said, answered_call=history.call_of(at)))

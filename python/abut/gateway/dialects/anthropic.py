@@ -7,8 +7,8 @@ Code puts before its system prompt for billing.
 """
 
 import json
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from abut._native import Tokenizer
 from abut.gateway.dialects.anthropic_answers import (
@@ -17,11 +17,9 @@ from abut.gateway.dialects.anthropic_answers import (
     events,
     message_body,
 )
-from abut.gateway.dialects.chat_rewrites import REWRITES
-from abut.gateway.dialects.claude_code import ARGUMENTS_READ, reads_as
+from abut.gateway.dialects.claude_code import reads_as
 from abut.gateway.dialects.dialect import (
     HttpDialect,
-    Unenforced,
     check_form,
     check_tools,
     content_of,
@@ -33,20 +31,21 @@ from abut.gateway.dialects.dialect import (
     stops,
     text_at,
 )
+from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep
-from abut.gateway.ledger.entry import (
-    HANDLE,
-    LEFT_OUT,
-    REORDERED,
-    BranchEntry,
-    Calls,
-    ids_of,
-    without_space,
-)
+from abut.gateway.ledger.entry import BranchEntry, Calls, ids_of, without_space
 from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
+
+AnthropicRewrite: TypeAlias = Literal["empty_turn_left_out", "arguments_read"]
+"""A change that a client of Messages is known to make to an answer of the policy:
+
+- empty_turn_left_out: as in `ChatRewrite`
+- arguments_read: writes the arguments of a call as it has read them (Claude Code)
+"""
+ARGUMENTS_READ = "arguments_read"
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 _READ = frozenset(
@@ -63,30 +62,17 @@ _BILLING = "x-anthropic-billing-header:"
 _SUBAGENT = "cc_is_subagent=true"
 _SUBAGENT_HEADER = "x-claude-code-agent-id"
 _CHOICES = {"auto": True, "any": True, "tool": True, "none": False}
-# The order of blocks in an answer of ours.
-_ORDER = {"thinking": 0, "text": 1, "tool_use": 2}
 
 
 class Anthropic(HttpDialect):
-    """Anthropic Messages.
-
-    Args:
-        rewrites: the rules by which a client may change an answer of the policy.
-        unenforced: "accept" samples freely if a typed answer is asked for.
-    """
+    """Anthropic Messages."""
 
     paths = ("/v1/messages",)
     count_paths = ("/v1/messages/count_tokens",)
     count_key = "input_tokens"
+    known_rewrites = get_args(AnthropicRewrite)
     id_prefix = "msg_"
     places_system = True
-
-    def __init__(
-        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
-    ) -> None:
-        self.leaves_out_empty_turns = LEFT_OUT in rewrites
-        self.reads_arguments = ARGUMENTS_READ in rewrites
-        self.unenforced = unenforced
 
     def read(
         self,
@@ -133,7 +119,7 @@ class Anthropic(HttpDialect):
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
     ) -> str | None:
         """Return the rule by which a message is this answer though they differ; None: it is not."""
-        if same_calls or not self.reads_arguments or text != entry.text:
+        if same_calls or ARGUMENTS_READ not in self.rewrites or text != entry.text:
             return None
         if not calls or ids_of(calls) != entry.call_ids:
             return None
@@ -145,7 +131,7 @@ class Anthropic(HttpDialect):
 
     def keys_read(self, text: str, calls: tuple[Any, ...]) -> Iterator[Hashable]:
         """Yield that key of a message that may be an answer."""
-        if calls and self.reads_arguments:
+        if calls and ARGUMENTS_READ in self.rewrites:
             yield "names", without_space(text), tuple(name for name, _ in calls)
 
     def answer(
@@ -250,41 +236,22 @@ def _messages(body: Mapping[str, Any], deferred: Mapping[str, str]) -> list[Mess
 
 
 def _answer(blocks: list[dict[str, Any]], where: str) -> Message:
-    """Return the message of an answer.
-
-    The order of blocks is ours or another one; only ours can be an answer of the policy.
-    """
-    texts: list[str] = []
-    thoughts: list[str] = []
-    handles: dict[str, None] = {}
-    calls: list[dict[str, Any]] = []
-    message: Message = {"role": "assistant", "content": None}
-    last = 0
+    """Return the message of an answer."""
+    turn = ReturnedTurn()
     for block in blocks:
         kind = block.get("type")
-        if kind == "redacted_thinking" or (kind == "text" and not block.get("text")):
+        if kind == "redacted_thinking":
             continue  # nothing that a policy sees
-        if not isinstance(kind, str) or kind not in _ORDER:
-            raise _unread(where, kind)
-        if _ORDER[kind] < last:
-            message[REORDERED] = True
-        last = _ORDER[kind]
         if kind == "text":
-            texts += _texts([block], where)
+            turn.add_text(_text(block, "text", where))
         elif kind == "thinking":
-            thoughts.append(_text(block, "thinking", where))
-            if handle := _text(block, "signature", where):
-                handles[handle] = None
+            turn.add_reasoning(_text(block, "thinking", where))
+            turn.add_handle(_text(block, "signature", where))
+        elif kind == "tool_use":
+            turn.add_call(_call(block, where))
         else:
-            calls.append(_call(block, where))
-    message["content"] = "".join(texts)
-    if thinking := "".join(thoughts):
-        message["reasoning_content"] = thinking
-    if handles:
-        message[HANDLE] = " ".join(handles)  # several are none of ours
-    if calls:
-        message["tool_calls"] = calls
-    return message
+            raise _unread(where, kind)
+    return turn.end()
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -4,12 +4,12 @@ Invariant: each field of a body is honoured, refused, or named in a warning as i
 the prompt or the sample silently.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias, get_args
 
 from abut._native import Tokenizer
 from abut.gateway.dialects.chat_answers import DONE, completion, events, refusal_body
-from abut.gateway.dialects.chat_rewrites import REWRITES, ChatRewrites
+from abut.gateway.dialects.chat_rewrites import CALLS, repeats, with_calls, with_stops
 from abut.gateway.dialects.dialect import (
     HttpDialect,
     Unenforced,
@@ -23,10 +23,23 @@ from abut.gateway.dialects.dialect import (
     text_at,
 )
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
-from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep, text_of
-from abut.gateway.ledger.entry import OWN_KEYS
+from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep, text_of
+from abut.gateway.ledger.entry import OWN_KEYS, BranchEntry, Calls, ids_of, without_space
+from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message, strange_block
+
+ChatRewrite: TypeAlias = Literal[
+    "text_lost", "stop_put_back", "calls_as_text", "code_again", "empty_turn_left_out"
+]
+"""A change that a chat client is known to make to an answer of the policy:
+
+- text_lost: leaves out the text beside calls (crewai)
+- stop_put_back: writes the stop string back behind the text (smolagents' `CodeAgent`)
+- calls_as_text: writes calls as Python text into the content (smolagents' `ToolCallingAgent`)
+- code_again: repeats the code in the text as a call (smolagents' `CodeAgent`)
+- empty_turn_left_out: leaves out a turn without text and calls (pydantic-ai, OpenAI Agents)
+"""
 
 SAMPLING = (
     "temperature",
@@ -61,22 +74,12 @@ _TOKEN_FIELDS = frozenset({"prompt_token_ids", "generation_token_ids", "generati
 _RESERVED_VARIABLES = {"tools", "chat_template", "hf_tokenizer", "self"}
 
 
-class Chat(ChatRewrites, HttpDialect):
-    """Chat completions.
-
-    Args:
-        rewrites: the rules by which a client may change an answer of the policy.
-        unenforced: "accept" samples freely if a typed answer is asked for.
-    """
+class Chat(HttpDialect):
+    """Chat completions."""
 
     paths = ("/v1/chat/completions",)
+    known_rewrites = get_args(ChatRewrite)
     repeats_bytes = True
-
-    def __init__(
-        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
-    ) -> None:
-        super().__init__(rewrites)
-        self.unenforced = unenforced
 
     def read(
         self,
@@ -124,6 +127,39 @@ class Chat(ChatRewrites, HttpDialect):
             rollout_id=text_at(body, "rollout_id"),
             dialect=self,
         )
+
+    def rewrite_of(
+        self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
+    ) -> str | None:
+        """Return the rule by which a message is this answer though they differ; None: it is not."""
+        if not same_calls:
+            as_text = "calls_as_text" in self.rewrites and entry.calls and not calls
+            return "calls_as_text" if as_text and text == with_calls(entry) else None
+        if not text:
+            # Without text only the ids tell two equal calls apart.
+            lost = "text_lost" in self.rewrites and calls and ids_of(calls) == entry.call_ids
+            return "text_lost" if lost else None
+        wholes = [entry.text]
+        if "stop_put_back" in self.rewrites:
+            wholes += [whole.strip() for whole in with_stops(entry)]
+            if text in wholes[1:]:
+                return "stop_put_back"
+        again = "code_again" in self.rewrites and not calls
+        return "code_again" if again and any(repeats(text, w) for w in wholes) else None
+
+    def keys_returned(self, entry: BranchEntry) -> Iterator[Hashable]:
+        """Yield a key for each changed spelling of an answer."""
+        calls = key_of_calls(calls_of(entry.message))
+        if calls:
+            yield "", calls
+            yield without_space(with_calls(entry)), ()
+        for whole in with_stops(entry):
+            yield without_space(whole), calls
+
+    def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterator[Hashable]:
+        """Yield the key of an answer whose code a client has repeated behind it."""
+        if not calls and CALLS in text:
+            yield without_space(text.rpartition(CALLS)[0]), ()
 
     def answer(
         self, answer: PolicyAnswer, request: AgentRequest, model: str, tokenizer: Tokenizer

@@ -11,9 +11,6 @@ from typing import Any
 from abut.gateway.ledger.comparable import arguments_of, comparable, comparable_call
 from abut.gateway.ledger.entry import Calls
 
-ARGUMENTS_READ = "arguments_read"
-"""The name of the rule, see `chat_rewrites.Rewrite`."""
-
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SWITCHES = {"true": True, "false": False}
 # Written without the white space at the end of lines; in Markdown that is a line break.

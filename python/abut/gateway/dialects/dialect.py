@@ -6,7 +6,7 @@ answer are its clients' habit. Where a request goes on and what is sampled is th
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from abut._native import Tokenizer
@@ -25,6 +25,11 @@ _MOST_TOOLS = 512
 class HttpDialect(Dialect, ABC):
     """One protocol over HTTP.
 
+    Args:
+        rewrites: the names of the rules by which a client may change an answer of the policy,
+            other dialects' among them; None: all of its own. Each use of a rule is counted.
+        unenforced: "accept" samples freely where a form of the answer is asked for.
+
     Attributes:
         paths: its routes, behind the part that names the rollout.
         count_paths: the routes that count the tokens of a request.
@@ -42,6 +47,12 @@ class HttpDialect(Dialect, ABC):
     kept_path: ClassVar[str | None] = None
     keep_alive: ClassVar[bytes] = b": the turn is being sampled\n\n"
     repeats_bytes: ClassVar[bool] = False
+
+    def __init__(
+        self, rewrites: Collection[str] | None = None, unenforced: Unenforced = "refuse"
+    ) -> None:
+        super().__init__(rewrites)
+        self.unenforced: Unenforced = unenforced
 
     @abstractmethod
     def read(

@@ -6,14 +6,12 @@ turn, in the order in which an answer has its parts.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias, get_args
 
 from abut._native import Tokenizer
-from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.dialects.dialect import (
     HttpDialect,
-    Unenforced,
     check_form,
     check_tools,
     content_of,
@@ -24,9 +22,12 @@ from abut.gateway.dialects.dialect import (
 from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
 from abut.gateway.dialects.gemini_contents import messages_of, object_of, texts_of_content, value_of
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
-from abut.gateway.ledger.entry import LEFT_OUT
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
+
+GeminiRewrite: TypeAlias = Literal["empty_turn_left_out"]
+"""A change that a client of generateContent is known to make to an answer of the policy, see
+`ChatRewrite`."""
 
 _VERBS = ("generateContent", "streamGenerateContent", "countTokens")
 _ROUTE = re.compile(rf"/models/.+:({'|'.join(_VERBS)})$")
@@ -48,12 +49,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 class Gemini(HttpDialect):
-    """Gemini generateContent.
-
-    Args:
-        rewrites: the rules by which a client may change an answer of the policy.
-        unenforced: "accept" samples freely if a typed answer is asked for.
-    """
+    """Gemini generateContent."""
 
     paths = tuple(
         f"{version}/models/{{model:[^/]+}}:{verb}"
@@ -64,15 +60,10 @@ class Gemini(HttpDialect):
         f"{version}/models/{{model:[^/]+}}:{_VERBS[2]}" for version in ("/v1beta", "/v1", "")
     )
     count_key = "totalTokens"
+    known_rewrites = get_args(GeminiRewrite)
     id_prefix = "gemini-"
     keep_alive = b"\n"  # google-genai takes a comment for an answer, and dies of it
     places_system = True
-
-    def __init__(
-        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
-    ) -> None:
-        self.leaves_out_empty_turns = LEFT_OUT in rewrites
-        self.unenforced = unenforced
 
     def owns(self, path: str) -> bool:
         """Return whether a route is this dialect's."""

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from abut.gateway.dialects.dialect import content_of
+from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import HANDLES
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.entry import HANDLE, REORDERED
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
 
@@ -27,8 +27,6 @@ _DATA = (
     *("text", "functionCall", "functionResponse", "inlineData", "fileData"),
     *("executableCode", "codeExecutionResult"),
 )
-# The order of parts in an answer of ours.
-_THOUGHT, _TEXT, _CALL = range(3)
 
 
 def value_of(value: Mapping[str, Any], name: str) -> Any:
@@ -144,43 +142,33 @@ def _ids_in(contents: list[Any]) -> Iterator[str]:
                 yield call["id"]
 
 
-class _ModelTurn:
-    """Consecutive contents of the model, as the message of an answer."""
+class _ModelTurn(ReturnedTurn):
+    """Consecutive contents of the model.
+
+    Args:
+        ids: of the calls before.
+    """
 
     def __init__(self, ids: _Ids) -> None:
-        self.message: Message = {"role": "assistant", "content": ""}
+        super().__init__()
         self._ids = ids
-        self._last = _THOUGHT
-        self._handles: list[str] = []
-        self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
+        self._last_handle = ""
 
     def add(self, part: Mapping[str, Any], where: str) -> None:
         """Add the next part."""
-        message = self.message
         handle = _handle(value_of(part, "thoughtSignature"))
-        if handle and self._handles != [handle]:
-            self._handles.append(handle)
+        if handle != self._last_handle:  # several parts may have the same one
+            self.add_handle(handle)
+            self._last_handle = handle or self._last_handle
         call = value_of(part, "functionCall")
         if call is not None:
-            at = _CALL
-            message.setdefault("tool_calls", []).append(self._call(call, where))
+            self.add_call(self._call(call, where))
         elif not (text := _text(part, where)):
             return  # nothing but its signature
         elif part.get("thought"):
-            at = _THOUGHT
-            self._said["reasoning_content"].append(text)
+            self.add_reasoning(text)
         else:
-            at = _TEXT
-            self._said["content"].append(text)
-        if at < self._last:
-            message[REORDERED] = True
-        self._last = at
-
-    def end(self) -> None:
-        """Write the texts and handles of all parts into the message."""
-        self.message.update({field: "".join(texts) for field, texts in self._said.items()})
-        if self._handles:
-            self.message[HANDLE] = " ".join(self._handles)
+            self.add_text(text)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
         name, arguments = object_of(call, where).get("name"), call.get("args") or {}

@@ -7,16 +7,13 @@ response's request and its answer, which the ledger has.
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias, get_args
 
 from abut._native import Tokenizer
 from abut.gateway.dialects.chat_answers import refusal_body
-from abut.gateway.dialects.chat_rewrites import REWRITES
 from abut.gateway.dialects.dialect import (
     HttpDialect,
-    Unenforced,
     check_form,
     content_of,
     flag,
@@ -27,24 +24,21 @@ from abut.gateway.dialects.dialect import (
     text_at,
 )
 from abut.gateway.dialects.responses_answers import events, response_body
-from abut.gateway.dialects.responses_tools import (
-    ResponsesTools,
-    add_tools,
-    call_of_item,
-)
+from abut.gateway.dialects.responses_tools import ResponsesTools, add_tools, call_of_item
+from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.entry import (
-    HANDLE,
-    LEFT_OUT,
-    REORDERED,
-    RESPELLED,
-)
+from abut.gateway.ledger.entry import REORDERED, RESPELLED
 from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal, short
 from abut.messages import Message
 
+ResponsesRewrite: TypeAlias = Literal["empty_turn_left_out", "thinking_as_text"]
+"""A change that a client of Responses is known to make to an answer of the policy:
+
+- empty_turn_left_out: as in `ChatRewrite`
+- thinking_as_text: writes the thinking as a text before the answer (pydantic-ai)
+"""
 THINKING_AS_TEXT = "thinking_as_text"
-"""The rewrite of a client that writes the thinking of an answer before its text."""
 
 _SAMPLING = ("temperature", "top_p")
 _READ = frozenset(
@@ -66,30 +60,17 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _CALLS = ("function_call", "custom_tool_call", "tool_search_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _THINKING = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
-# The order of items in an answer of ours.
-_REASONING, _MESSAGE, _CALL = range(3)
 _COMPACTION = "compaction"
 
 
 class Responses(HttpDialect):
-    """OpenAI Responses.
-
-    Args:
-        rewrites: the rules by which a client may change an answer of the policy.
-        unenforced: "accept" samples freely if a typed answer is asked for.
-    """
+    """OpenAI Responses."""
 
     paths = ("/v1/responses",)
     kept_path = "/v1/responses/{answer:resp_[^/]+}"
+    known_rewrites = get_args(ResponsesRewrite)
     id_prefix = "resp_"
     places_system = True
-
-    def __init__(
-        self, rewrites: Collection[str] = REWRITES, unenforced: Unenforced = "refuse"
-    ) -> None:
-        self.leaves_out_empty_turns = LEFT_OUT in rewrites
-        self.thinking_as_text = THINKING_AS_TEXT in rewrites
-        self.unenforced = unenforced
 
     def read(
         self,
@@ -117,7 +98,7 @@ class Responses(HttpDialect):
             check_form("text.format", self.unenforced)
             unmet.append("text.format")
         ignored = [key for key in body if key not in _READ and body[key] is not None]
-        messages = head + _messages(body, tools, self.thinking_as_text)
+        messages = head + _messages(body, tools, THINKING_AS_TEXT in self.rewrites)
         follows = text_at(body, "previous_response_id")
         if follows is not None and self.rollout_of_answer(follows) is None:
             raise Refusal(
@@ -227,8 +208,8 @@ def _messages(
     if not isinstance(given, list | None):
         raise Refusal("input must be a text or a list of items", param="input")
     messages: list[Message] = []
-    turns: list[_Turn] = []
-    turn: _Turn | None = None
+    turns: list[_ItemTurn] = []
+    turn: _ItemTurn | None = None
     for place, item in enumerate(given or ()):
         where = f"input[{place}]"
         if not isinstance(item, dict):
@@ -238,7 +219,7 @@ def _messages(
             raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="input")
         if kind in ("reasoning", *_CALLS) or (kind, role) == ("message", "assistant"):
             if turn is None:
-                turn = _Turn(thinking_as_text)
+                turn = _ItemTurn(thinking_as_text)
                 turns.append(turn)
                 messages.append(turn.message)
             turn.add(kind, item, where)
@@ -250,64 +231,45 @@ def _messages(
     return messages
 
 
-class _Turn:
-    """The items between two inputs, as the message of an answer.
+class _ItemTurn(ReturnedTurn):
+    """The items between two inputs.
 
     Args:
         thinking_as_text: whether an answer whose thinking is a text can be the policy's.
     """
 
     def __init__(self, thinking_as_text: bool) -> None:
-        self.message: Message = {"role": "assistant", "content": ""}
+        super().__init__()
         self._thinking_as_text = thinking_as_text
-        self._last = _REASONING
-        self._handles: list[str] = []
-        self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
 
     def add(self, kind: str, item: Mapping[str, Any], where: str) -> None:
         """Add the next item."""
-        message, at = self.message, _MESSAGE
         if kind == "reasoning":
-            at = _REASONING
-            for key, name in (("reasoning_content", "summary"), ("reasoning", "content")):
-                if text := "".join(_texts(item.get(name), where)):
-                    self._said[key].append(text)
-            if handle := text_at(item, "encrypted_content"):
-                self._handles.append(handle)
+            self.add_reasoning("".join(_texts(item.get("summary"), where)))
+            self.add_reasoning("".join(_texts(item.get("content"), where)), "reasoning")
+            self.add_handle(text_at(item, "encrypted_content") or "")
         elif kind in _CALLS:
-            at = _CALL
-            message.setdefault("tool_calls", []).append(call_of_item(item, where))
+            self.add_call(call_of_item(item, where))
         else:
-            content = item.get("content")
-            parts = content if isinstance(content, list) else []
-            if refused := [part for part in parts if _is_refusal(part)]:
-                if is_deep(refused):
-                    raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="input")
-                message["refusal"] = refused  # the policy's answers have none
-            said = [part for part in parts if not _is_refusal(part)]
-            text = "".join(_texts(said if parts else content, where))
-            if self._last == _REASONING and (thinking := _THINKING.fullmatch(text)) is not None:
-                at, text = _REASONING, ""
-                self._add_thinking(thinking[1])
-            self._said["content"].append(text)
-        if at < self._last:
-            message[REORDERED] = True
-        self._last = at
+            self._add_message(item.get("content"), where)
 
-    def _add_thinking(self, thinking: str) -> None:
-        """Add thinking that a client wrote as a text, as pydantic-ai does."""
-        message = self.message
-        self._said["reasoning_content"].append(thinking)
+    def _add_message(self, content: Any, where: str) -> None:
+        parts = content if isinstance(content, list) else []
+        if refused := [part for part in parts if _is_refusal(part)]:
+            if is_deep(refused):
+                raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="input")
+            self.message["refusal"] = refused  # the policy's answers have none
+        said = [part for part in parts if not _is_refusal(part)]
+        text = "".join(_texts(said if parts else content, where))
+        if not self.in_reasoning or (thinking := _THINKING.fullmatch(text)) is None:
+            self.add_text(text)
+            return
+        # A client wrote its thinking as a text, as pydantic-ai does.
+        self.add_reasoning(thinking[1])
         if self._thinking_as_text:
-            message[RESPELLED] = THINKING_AS_TEXT
+            self.message[RESPELLED] = THINKING_AS_TEXT
         else:
-            message[REORDERED] = True
-
-    def end(self) -> None:
-        """Write the texts and handles of all items into the message."""
-        self.message.update({field: "".join(texts) for field, texts in self._said.items()})
-        if self._handles:
-            self.message[HANDLE] = " ".join(self._handles)
+            self.message[REORDERED] = True
 
 
 def _is_refusal(part: Any) -> bool:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import marshal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import TemplateError
-from abut.gateway.ledger.callers import NOBODY, Caller
 from abut.gateway.ledger.entry import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
 from abut.messages import Message
@@ -232,53 +230,6 @@ def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
 
 
 @dataclass(eq=False)
-class PendingRequest:
-    """A request that is being placed; its client may hang up meanwhile, and the call goes on.
-
-    Attributes:
-        request: as it was read.
-        digest: of the body and the caller; equal requests have the same one.
-        retried: whether the client says that it repeats a request.
-        is_open: returns whether the client still listens.
-        placed: gets the call when its prompt is written, or a `Refusal`.
-        answered: gets the call when it has its answer, or a `Refusal`.
-        caller: the part of the agent that asks.
-        reused: the earlier call whose sample it gets, if that was known at once.
-    """
-
-    request: AgentRequest
-    digest: bytes
-    retried: bool
-    is_open: Callable[[], bool]
-    placed: "asyncio.Future[AgentCall]"
-    answered: "asyncio.Future[AgentCall]"
-    caller: Caller = NOBODY
-    reused: "AgentCall | None" = None
-
-    def as_call(self, number: int) -> "AgentCall":
-        """Return its call, the `number`-th of the rollout."""
-        answered: asyncio.Future[PolicyAnswer] = self.answered.get_loop().create_future()
-        return AgentCall(
-            number, self.digest, self.request, answered, self.is_open, time.monotonic()
-        )
-
-    def set_placed(self, call: "AgentCall") -> None:
-        """Resolve `placed`: the call's prompt is written."""
-        if not self.placed.done():  # it is cancelled if the client hung up
-            self.placed.set_result(call)
-
-    def set_answered(self, call: "AgentCall") -> None:
-        """Resolve `answered`: the call has its answer."""
-        if not self.answered.done():
-            self.answered.set_result(call)
-
-    def fail(self, error: BaseException) -> None:
-        """Note that the request gets no answer."""
-        _fail(self.placed, error)
-        _fail(self.answered, error)
-
-
-@dataclass(eq=False)
 class AgentCall:
     """One call of an agent: a request whose prompt is written, its sample and its answer.
 
@@ -316,7 +267,7 @@ class AgentCall:
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal."""
-        _fail(self.answered, refusal)
+        set_failed(self.answered, refusal)
 
     @property
     def sampled_tokens(self) -> int:
@@ -329,53 +280,8 @@ class AgentCall:
         return not self.answered.done() or self.answered.exception() is None
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+def set_failed(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Resolve a future by an error, unless it is resolved; nobody need wait for it."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # or the loop logs it, if nobody waits for the future
-
-
-class Repeats:
-    """The requests of a rollout by the digests of their bodies, to recognize a repeated one."""
-
-    def __init__(self) -> None:
-        self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
-        self._waiting: dict[PendingRequest, None] = {}
-
-    def wait(self, pending: PendingRequest) -> None:
-        """Add a request that waits for its place."""
-        self._waiting[pending] = None
-
-    def settle(self, pending: PendingRequest, call: AgentCall | None = None) -> None:
-        """Note that a request was placed, as `call` if it is a new one, or was refused."""
-        self._waiting.pop(pending, None)
-        if call is not None:
-            self._calls[pending.digest].append(call)
-
-    def before(self, digest: bytes, retried: bool) -> AgentCall | None:
-        """Return the call whose sample a request gets; None if it is a new one.
-
-        An equal body alone does not make a repeated request: an agent that wants the best of n
-        answers sends n equal bodies at the same time, and each gets a sample of its own. A request
-        is a repeated one if the first client has hung up, or if this one says that it retries.
-        """
-        same = [call for call in self._calls.get(digest, ()) if call.may_be_reused]
-        undelivered = [call for call in same if not call.delivered]
-        for call in undelivered:
-            if not call.is_open():
-                return call
-        if retried and same:
-            return (undelivered or same)[-1]
-        return None
-
-    def fit(self, digest: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one, to choose between rollouts.
-
-        Returns:
-            3 if the client of an equal body has hung up, 2 if it still waits, 1 if it has its
-            answer; 0 if the request is new.
-        """
-        if (call := self.before(digest, retried)) is not None:
-            return 1 if call.delivered else 2 if call.is_open() else 3
-        same = [pending for pending in self._waiting if pending.digest == digest]
-        return 3 if any(not pending.is_open() for pending in same) else 2 if retried and same else 0

@@ -4,9 +4,9 @@ Invariant: a name is trained or is not; its calls never disagree on that within 
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import Refusal
 
 _MOST_SESSION = 200
@@ -30,25 +30,6 @@ class Caller(NamedTuple):
 NOBODY = Caller()
 
 
-class CalledRequest(Protocol):
-    """The part of an `AgentRequest` that says who asks."""
-
-    @property
-    def name(self) -> str | None:
-        """The name of the call."""
-        ...
-
-    @property
-    def train(self) -> bool:
-        """False: the call is not trained."""
-        ...
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The headers that may name a session, by their names in lower case."""
-        ...
-
-
 class Callers:
     """The callers of one rollout.
 
@@ -65,7 +46,7 @@ class Callers:
         self._session_header = session_header
         self._trained: dict[str, bool] = {}
 
-    def of(self, request: CalledRequest) -> Caller:
+    def of(self, request: AgentRequest) -> Caller:
         """Return who asks."""
         header = self._session_header
         session = None if header is None else request.labels.get(header)

@@ -4,10 +4,10 @@ Invariant: an entry never changes. What it is compared by is computed once, when
 compared with it.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from abut.gateway.ledger.comparable import (
     CallPosition,
@@ -37,16 +37,24 @@ OWN_KEYS = (HANDLE, REORDERED, RESPELLED)
 class Dialect:
     """The changes that a protocol's clients make to an answer; this one knows none.
 
+    Args:
+        rewrites: the names of the rules that hold; others are ignored. None: all of its own.
+
     Attributes:
+        known_rewrites: the names of its rules.
+        rewrites: the names of those that hold.
         id_prefix: the beginning of the ids of its answers.
         places_system: whether system messages are written where the template can show them. A
             client that speaks of roles as a template has them gets them as it says.
-        leaves_out_empty_turns: whether a client may leave out an answer without text and calls.
     """
 
-    id_prefix = "chatcmpl-"
-    places_system = False
-    leaves_out_empty_turns = False
+    known_rewrites: ClassVar[Sequence[str]] = ()
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    places_system: ClassVar[bool] = False
+
+    def __init__(self, rewrites: Collection[str] | None = None) -> None:
+        known = frozenset(self.known_rewrites)
+        self.rewrites = known if rewrites is None else known.intersection(rewrites)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool

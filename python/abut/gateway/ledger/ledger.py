@@ -19,9 +19,7 @@ from abut.gateway.ledger import prompt
 from abut.gateway.ledger.agent_call import (
     AgentCall,
     AgentRequest,
-    PendingRequest,
     PolicyAnswer,
-    Repeats,
     answer_of,
 )
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in, why_root
@@ -36,6 +34,7 @@ from abut.gateway.ledger.refusal import (
     limit_reached,
     no_turn_behind_answer,
 )
+from abut.gateway.ledger.repeats import PendingRequest, Repeats
 from abut.gateway.ledger.writer import Writer
 from abut.rollout.conversation import Allowance
 from abut.rollout.rollout import BranchCause, StopReason

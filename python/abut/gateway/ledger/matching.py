@@ -165,7 +165,7 @@ def match(
                 same_ids, last = same_ids + same, (turns, place)
             entry_of.append(at)
             place += 1
-        elif entry.is_empty and dialect.leaves_out_empty_turns:
+        elif entry.is_empty and LEFT_OUT in dialect.rewrites:
             how = LEFT_OUT
         else:
             break
@@ -269,7 +269,8 @@ def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
     if (handle := message.get(HANDLE)) and handle != entry.handle:
         return False
     if RESPELLED in message:  # exactly: a text is not as free as thinking is
-        return bool(message["reasoning_content"] == entry.message.get("reasoning_content", ""))
+        said = message.get("reasoning_content", "")
+        return bool(said == entry.message.get("reasoning_content", ""))
     for key in ("reasoning_content", "reasoning"):
         said = message.get(key)
         if said and not (isinstance(said, str) and said.strip() == entry.reasoning):

@@ -15,17 +15,16 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from abut.address import Address
 from abut.agents.protocol import Endpoint, checked_session_header
 from abut.concurrency.loop import DaemonLoop
 from abut.errors import EnvError, MissingExtraError
-from abut.gateway.dialects.anthropic import Anthropic
-from abut.gateway.dialects.chat import Chat
-from abut.gateway.dialects.chat_rewrites import REWRITES, Rewrite
-from abut.gateway.dialects.gemini import Gemini
-from abut.gateway.dialects.responses import Responses
+from abut.gateway.dialects.anthropic import Anthropic, AnthropicRewrite
+from abut.gateway.dialects.chat import Chat, ChatRewrite
+from abut.gateway.dialects.gemini import Gemini, GeminiRewrite
+from abut.gateway.dialects.responses import Responses, ResponsesRewrite
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.client_policy import shared_sampler
@@ -40,6 +39,10 @@ from abut.samplers.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
+DIALECTS = (Chat, Anthropic, Responses, Gemini)
+Rewrite: TypeAlias = Literal[ChatRewrite, ResponsesRewrite, AnthropicRewrite, GeminiRewrite]
+"""A change that a client is known to make to an answer of the policy."""
+REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
 _START_S = 30.0
 _OPEN_FILES = 65536
@@ -146,7 +149,7 @@ class Gateway:
             )
         self.registry = Registry(
             key,
-            dialects=[kind(rewrites, unenforced) for kind in (Chat, Anthropic, Responses, Gemini)],
+            dialects=[kind(rewrites, unenforced) for kind in DIALECTS],
             agents_may_end=agents_may_end,
             standalone=standalone,
         )

@@ -1,0 +1,71 @@
+"""A turn of the policy that comes back in a history, part by part, as the message of an answer.
+
+Invariant: an answer has its reasoning first, then its text, then its calls. A turn whose parts came
+in another order is marked, and is not an answer of the policy.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from abut.gateway.ledger.entry import HANDLE, REORDERED
+from abut.messages import Message
+
+_REASONING, _TEXT, _CALL = range(3)
+
+
+class ReturnedTurn:
+    """The parts of one turn, in the order in which the client has them.
+
+    Attributes:
+        message: has the calls and marks as soon as they are added, the texts once it is ended.
+    """
+
+    def __init__(self) -> None:
+        self.message: Message = {"role": "assistant", "content": ""}
+        self._last = _REASONING
+        self._handles: list[str] = []
+        self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
+
+    @property
+    def in_reasoning(self) -> bool:
+        """True before the first text or call."""
+        return self._last == _REASONING
+
+    def add_reasoning(self, text: str, field: str = "reasoning_content") -> None:
+        """Add reasoning, which may be empty: its client has only its handle.
+
+        Args:
+            text: of the reasoning.
+            field: of the message that gets it; a client may have two versions of one reasoning.
+        """
+        self._follow(_REASONING)
+        if text:
+            self._said[field].append(text)
+
+    def add_handle(self, handle: str) -> None:
+        """Add the name of its reasoning; an answer has one at most."""
+        if handle:
+            self._handles.append(handle)
+
+    def add_text(self, text: str) -> None:
+        """Add text. An empty one says nothing and has no place in the order."""
+        if text:
+            self._follow(_TEXT)
+            self._said["content"].append(text)
+
+    def add_call(self, call: dict[str, Any]) -> None:
+        """Add a call."""
+        self._follow(_CALL)
+        self.message.setdefault("tool_calls", []).append(call)
+
+    def end(self) -> Message:
+        """Return the message, with the texts and handles of all parts."""
+        self.message.update({field: "".join(texts) for field, texts in self._said.items()})
+        if self._handles:
+            self.message[HANDLE] = " ".join(self._handles)  # several are not an answer's
+        return self.message
+
+    def _follow(self, kind: int) -> None:
+        if kind < self._last:
+            self.message[REORDERED] = True
+        self._last = kind
