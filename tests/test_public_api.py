@@ -447,6 +447,7 @@ testing.assert_exact_append(tokenizer, pieces, *, added='parse')
 testing.native_tokenizer(tokenizer)
 trl.AllRows
   abut_eval_rows
+  abut_forward
   abut_rows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(batch)

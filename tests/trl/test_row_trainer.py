@@ -5,7 +5,7 @@ import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +19,7 @@ from abut.errors import RolloutError  # noqa: E402
 from abut.trl import trainer_checks  # noqa: E402
 from abut.trl.rows import row_metrics  # noqa: E402
 from abut.trl.rows.all_rows import AllRows, with_all_rows  # noqa: E402
+from abut.trl.rows.row_batch import ForwardRows  # noqa: E402
 from abut.trl.version import trl_version  # noqa: E402
 from tests.kit.training.row_cases import PADDED, WORST, errors_of  # noqa: E402
 from tests.kit.training.scripted_rows import (  # noqa: E402
@@ -32,55 +33,117 @@ from tests.kit.training.scripted_rows import (  # noqa: E402
 ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of each rollout'
 
 
+class Forward(NamedTuple):
+    """A pass through a model: for the loss of a training step, for that of an evaluation, …"""
+
+    purpose: str
+    rows: ForwardRows
+    input_ids: Any
+    attention: Any
+
+    def check(self) -> None:
+        """Each row is the conversation that its number says."""
+        numbers = self.rows.numbers
+        for row, ids, real in zip(numbers, self.input_ids, self.attention, strict=True):
+            if row < 0:
+                assert real.sum() == 2, "a padding row is two tokens"
+                continue
+            k, j = self.rows.batch.places[row]
+            own = self.rows.batch.conversations[k][j].columns
+            right = [*own.prompt_ids.tolist(), *own.completion_ids.tolist()]
+            assert ids[real.bool()].tolist() == right
+
+
 class Probe(trl.GRPOTrainer):  # type: ignore[misc]
-    """Notes the rows of each pass through the model, below the mixin."""
+    """Notes the rows of each pass through a model, below the mixin."""
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if self._abut_forward is not None:
-            self.seen.append((self._abut_forward["abut_row"], input_ids, attention_mask))
+        mode = "train" if self.model.training else "eval"
+        of_what = "reference" if model is self.ref_model else "policy"
+        batch_size = kwargs.get("batch_size", args[1] if len(args) > 1 else None)
+        purpose = "loss" if batch_size is None else of_what  # a batch is scored in parts
+        self.seen.append(Forward(f"{mode} {purpose}", self.abut_forward, input_ids, attention_mask))
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, *args, **kwargs
         )
 
-    seen: list[Any]
+    seen: list[Forward]
 
 
-# `pytest.warns` passes other warnings on, beyond the filters that know where they come from.
+def probed(run: RowsRun) -> list[Forward]:
+    """Train, and return each pass through a model."""
+    run.trainer.seen = []
+    # `pytest.warns` passes other warnings on, beyond the filters that know where they come from.
+    with pytest.warns(UserWarning, match="Probe replaces _get_per_token_logps_and_entropies of"):
+        run.train()
+    assert run.trainer.abut_forward is None, "between forwards"
+    seen: list[Forward] = run.trainer.seen
+    return seen
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_each_row_meets_its_number_through_shuffle_split_and_pieces(tmp_path: Path) -> None:
     run = RowsRun(tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=3, **PADDED)
-    run.trainer.seen = []
-    with pytest.warns(UserWarning, match="Probe replaces _get_per_token_logps_and_entropies of"):
-        run.train()
-    batch, rollouts = run.trainer.abut_rows, run.rollouts
-    passes = [len(rows) for rows, _, _ in run.trainer.seen]
+    seen = probed(run)
+    batch = run.trainer.abut_rows
     chunk = batch.rows // 2
+    passes = [len(forward.rows.numbers) for forward in seen]
     assert passes == 2 * [*[3] * (chunk // 3), *[chunk % 3] * bool(chunk % 3)]
-    met = []
-    for rows, input_ids, attention in run.trainer.seen:
-        for row, ids, real in zip(rows.tolist(), input_ids, attention, strict=True):
-            met.append(row)
-            if row >= 0:
-                k, j = batch.places[row]
-                own = rollouts[k][j]
-                right = [*own.prompt_ids.tolist(), *own.completion_ids.tolist()]
-                assert ids[real.bool()].tolist() == right
-            else:
-                assert real.sum() == 2, "a padding row is two tokens"
+    for forward in seen:
+        forward.check()
+        assert forward.rows.batch is batch
+    met = [row for forward in seen for row in forward.rows.numbers]
+    assert met != sorted(met), "shuffled"
     assert sorted(row for row in met if row >= 0) == list(range(len(batch.places)))
     assert met.count(-1) == batch.padding_rows
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_each_forward_knows_its_rows(tmp_path: Path) -> None:
+    """Old and reference logprobs, both iterations, and evaluations between and after them."""
+    run = RowsRun(
+        tmp_path,
+        trainer_class=with_all_rows(Probe),
+        accumulation=2,
+        piece=3,
+        beta=0.3,
+        vllm_mode="token_truncate",
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    seen = probed(run)
+    for forward in seen:
+        forward.check()
+    purposes = [forward.purpose for forward in seen]
+    kinds = ("policy", "reference", "loss")
+    assert {*purposes} == {f"{mode} {kind}" for mode in ("train", "eval") for kind in kinds}
+    first_eval = purposes.index("eval policy")
+    assert "train loss" in purposes[first_eval:], "an evaluation between two steps of one batch"
+    batches: dict[str, list[ForwardRows]] = {}
+    for forward in seen:
+        batches.setdefault(forward.purpose, []).append(forward.rows)
+    trained = run.trainer.abut_rows
+    assert trained.padding_rows
+    for purpose in ("policy", "reference"):
+        (rows,) = batches[f"train {purpose}"]
+        assert rows.batch is trained
+        assert rows.numbers == [*range(len(trained.places)), *[-1] * trained.padding_rows]
+    met = sorted(row for rows in batches["train loss"] for row in rows.numbers)
+    assert met == sorted(2 * batches["train policy"][0].numbers)
+    assert all(rows.batch is trained for rows in batches["train loss"])
+    assert all(list(rows.numbers) == list(range(8)) for rows in batches["eval loss"])
+    assert batches["eval loss"][-1].batch is run.trainer.abut_eval_rows
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_pieces_are_narrow(tmp_path: Path) -> None:
-    run = RowsRun(tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=2)
-    run.trainer.seen = []
-    with pytest.warns(UserWarning, match="Probe replaces"):
-        run.train()
-    slots = sum(input_ids.numel() for _, input_ids, _ in run.trainer.seen)
-    tokens = sum(int(attention.sum()) for _, _, attention in run.trainer.seen)
+    seen = probed(RowsRun(tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=2))
+    slots = sum(forward.input_ids.numel() for forward in seen)
+    tokens = sum(int(forward.attention.sum()) for forward in seen)
     assert slots < 1.3 * tokens
 
 
@@ -95,14 +158,12 @@ def test_forty_conversations_in_one_rollout_cost_what_their_tokens_cost(tmp_path
         return rollout_of(task, round(rng.random(), 2), main, *others)
 
     run = RowsRun(tmp_path, forty, trainer_class=with_all_rows(Probe), accumulation=4)
-    run.trainer.seen = []
-    with pytest.warns(UserWarning, match="Probe replaces"):
-        run.train()
+    seen = probed(run)
     assert run.logged()["rollout/rows/max"] == 40
     assert (len(run.trainer.abut_rows.places), run.trainer.abut_rows.padding_rows) == (47, 1)
-    slots = [input_ids.numel() for _, input_ids, _ in run.trainer.seen]
-    tokens = sum(int(attention.sum()) for _, _, attention in run.trainer.seen)
-    longest = max(int(attention.sum(1).max()) for _, _, attention in run.trainer.seen)
+    slots = [forward.input_ids.numel() for forward in seen]
+    tokens = sum(int(forward.attention.sum()) for forward in seen)
+    longest = max(int(forward.attention.sum(1).max()) for forward in seen)
     assert max(slots) <= 2 * (longest + 6), "two rows; prompts of 1 to 6 are padded apart"
     assert sum(slots) < 1.25 * tokens
     assert errors_of(run)[0] < WORST

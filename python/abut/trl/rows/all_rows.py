@@ -13,11 +13,10 @@ class, and makes the same of it, bit for bit.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from abut.trl.ranks import gathered
-from abut.trl.rows.row_batch import WEIGHT, RowBatch
+from abut.trl.rows.row_batch import ROW, WEIGHT, ForwardRows, RowBatch
 from abut.trl.rows.row_metrics import log_rows, refill_tables, tables_of
 from abut.trl.version import check_trl_version
 
@@ -54,8 +53,10 @@ class AllRows(_Base):  # type: ignore[misc]
     """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
     abut_eval_rows: RowBatch | None = None
     """The batch that is evaluated, in the same way."""
-    _abut_forward: Mapping[str, Any] | None = None
-    """The rows whose loss is computed now."""
+    abut_forward: ForwardRows | None = None
+    """The rows that a model gets next: all rows of a batch that is scored, in order, for logprobs
+    of the old policy and of the reference; or those whose loss is computed, in training a piece.
+    None while rollouts are played, and where they are not abut's."""
 
     def take_rows(self, batch: RowBatch) -> None:
         """Take the rows that go with what the `rollout_func` returns next."""
@@ -66,8 +67,15 @@ class AllRows(_Base):  # type: ignore[misc]
         returned = super()._generate(*args, **kwargs)
         batch, self._abut_handed = self._abut_handed, None
         self._abut_scored = batch
-        if batch is None or not self.model.training:
+        if batch is None:
             return returned
+        if self.model.training:
+            returned = self._with_other_rows(batch, returned)
+        self.abut_forward = ForwardRows(batch, batch.numbers)
+        return returned
+
+    def _with_other_rows(self, batch: RowBatch, returned: Any) -> Any:
+        """Return what `_generate` returned, with the rows of all conversations, and padding."""
         counts = gathered(self.accelerator, batch.counts)
         if batch.by_agents:
             log_rows(self, counts)
@@ -95,7 +103,10 @@ class AllRows(_Base):  # type: ignore[misc]
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
         self._abut_scored = None
         tables = tables_of(self)
-        output = super()._generate_and_score_completions(*args, **kwargs)
+        try:
+            output = super()._generate_and_score_completions(*args, **kwargs)
+        finally:
+            self.abut_forward = None
         batch, self._abut_scored = self._abut_scored, None
         if batch is None:
             return output
@@ -111,15 +122,17 @@ class AllRows(_Base):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of a micro-step, as TRL's; in training it may take some rows backward."""
         compute = super().compute_loss
+        batch = self.abut_rows if self.model.training else self.abut_eval_rows
 
         def loss_of(inputs: Any) -> Any:
-            self._abut_forward = inputs
+            if batch is not None and ROW in inputs:
+                numbers, weights = inputs[ROW].tolist(), inputs.get(WEIGHT)
+                self.abut_forward = ForwardRows(batch, numbers, weights)
             try:
                 return compute(model, inputs, *args, **kwargs)
             finally:
-                self._abut_forward = None
+                self.abut_forward = None
 
-        batch = self.abut_rows
         if batch is None or not batch.has_others or not self.model.training:
             return loss_of(inputs)
         from abut.trl.rows.pieces import loss_in_pieces
@@ -128,11 +141,11 @@ class AllRows(_Base):  # type: ignore[misc]
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        rows = self._abut_forward
-        if rows is not None and WEIGHT in rows and found[0].requires_grad:
+        rows = self.abut_forward
+        if rows is not None and rows.weights is not None and found[0].requires_grad:
             from abut.trl.rows.row_weights import weigh_gradient
 
-            weigh_gradient(found[0], rows[WEIGHT])
+            weigh_gradient(found[0], rows.weights)
         return found
 
 

@@ -113,6 +113,11 @@ class RowBatch:
         return self.credit is not None or self.own_rewards
 
     @property
+    def numbers(self) -> list[int]:
+        """The numbers of all rows, -1 for padding, as long as nothing is shuffled."""
+        return [*range(len(self.places)), *[-1] * self.padding_rows]
+
+    @property
     def padding_rows(self) -> int:
         """How many rows are padding."""
         return self.rows - len(self.places)
@@ -164,6 +169,19 @@ class RowBatch:
                 'RolloutConfig(branch="longest"), which needs no other rows'
             )
         return tuple(longer.get(id(part), part) for part in returned)
+
+
+class ForwardRows(NamedTuple):
+    """Rows of a batch that go through a model, in the order of its inputs.
+
+    TRL may cut them into several calls of the model, one after the other.
+    """
+
+    batch: RowBatch
+    numbers: Sequence[int]
+    """Of each row: `batch.places` says which conversation it is; -1 for padding."""
+    weights: Any = None
+    """`(rows,)` factors on the gradients of their logprobs, a tensor; None: there are none."""
 
 
 def rows_of_batch(

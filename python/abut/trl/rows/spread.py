@@ -21,7 +21,7 @@ def spread(trainer: Any, batch: RowBatch, output: dict[str, Any]) -> dict[str, A
     """
     ids = output["prompt_ids"]
     places, padding = batch.places, len(ids) - len(batch.places)
-    output[ROW] = torch.tensor([*range(len(places)), *[-1] * padding], device=ids.device)
+    output[ROW] = torch.tensor(batch.numbers, device=ids.device)
     if not trainer.model.training:
         return output
     trained = trained_mask(output).sum(1)
