@@ -17,6 +17,7 @@ from tests.kit.clients.anthropic_client import (
     Messages,
     assembled,
     calls_in,
+    ledger_of,
     results,
     send,
 )
@@ -225,7 +226,7 @@ def exchanged_results(history: list[Any]) -> None:
     "edit",
     [
         edited([1, "content", 0, "thinking"], "I should not look."),
-        edited([1, "content", 0, "signature"], "abut.1"),
+        edited([1, "content", 0, "signature"], "abut.0"),  # no handle can be guessed
         edited([1, "content", 0, "signature"], "EqQBCg"),
         edited([1, "content", 1, "text"], "Let me  see.\n"),
         edited([1, "content", 1], None),
@@ -526,6 +527,24 @@ def test_a_count_opens_no_rollout_and_needs_the_key(gateway: Gateway, sampler: R
     gateway.end("new")
     status, answer = client.post([user("hi")], "/count_tokens")
     assert (status, answer["error"]["message"]) == (400, "this rollout is over")
+
+
+def test_a_count_leaves_no_trace_in_the_rollout(gateway: Gateway) -> None:
+    talk = Talk(gateway)
+    ledger = ledger_of(gateway, "a")
+    assert ledger is not None
+    (branch,) = ledger.branches
+    known = copy.deepcopy(branch.known.messages)
+    history = copy.deepcopy(talk.history)
+    for message in history:  # in another spelling, which a request that is placed would leave
+        if message["role"] == "assistant":
+            message["content"] = [b for b in message["content"] if b["type"] != "thinking"]
+    assert talk.client.post(history, "/count_tokens")[0] == 200
+    assert branch.known.messages == known
+    assert ledger.branches == [branch]
+    assert not ledger.client_rewrites
+    talk.client.ask(history)
+    assert branch.known.messages != known
 
 
 # ---- who asks

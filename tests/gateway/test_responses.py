@@ -219,7 +219,7 @@ def swapped(one: int, other: int) -> Change:
         edited([1, "summary", 0, "text"], "I should not look."),
         edited([1, "content"], [part("I should not look.", "reasoning_text")]),
         edited([1, "encrypted_content"], "gAAAA"),
-        edited([1, "encrypted_content"], "abut.1"),
+        edited([1, "encrypted_content"], "abut.0"),
         edited([2, "content", 0, "text"], "Let me  see."),
         edited([2, "content"], [{"type": "refusal", "refusal": "No."}]),
         edited([2], None),

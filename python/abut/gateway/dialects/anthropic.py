@@ -28,6 +28,7 @@ from abut.gateway.dialects.dialect import (
     most_tokens,
     named_event,
     object_at,
+    sampling_in,
     stops,
     text_at,
 )
@@ -47,7 +48,7 @@ AnthropicRewrite: TypeAlias = Literal["empty_turn_left_out", "arguments_read"]
 """
 ARGUMENTS_READ = "arguments_read"
 
-_SAMPLING = ("temperature", "top_p", "top_k")
+_SAMPLING = {name: name for name in ("temperature", "top_p", "top_k")}
 _READ = frozenset(
     {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences"}
     | {"stream", "output_config", "output_format", "rollout_id", *_SAMPLING}
@@ -106,7 +107,7 @@ class Anthropic(HttpDialect):
             calls=_CHOICES[kind],
             one_call=choice.get("disable_parallel_tool_use") is True,
             stream=flag(body, "stream"),
-            sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
+            sampling=sampling_in(body, _SAMPLING),
             ignored=sorted([*ignored, *tools.left_out]),
             unmet=unmet,
             model=text_at(body, "model") or "",

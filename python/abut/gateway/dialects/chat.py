@@ -19,6 +19,7 @@ from abut.gateway.dialects.dialect import (
     flag,
     most_tokens,
     object_at,
+    sampling_in,
     stops,
     text_at,
 )
@@ -53,6 +54,7 @@ SAMPLING = (
 )
 """Settings of sampling. A trainer's own take precedence over a client's."""
 
+_SAMPLING = {name: name for name in SAMPLING}
 _ANSWER_FORMS = (
     "response_format",
     "structured_outputs",
@@ -120,7 +122,7 @@ class Chat(HttpDialect):
             token_ids=flag(body, "return_token_ids") or names or any(map(_has_tokens, messages)),
             token_names=names,
             template_kwargs=variables,
-            sampling={name: body[name] for name in SAMPLING if body.get(name) is not None},
+            sampling=sampling_in(body, _SAMPLING),
             ignored=sorted(key for key in body if key not in _FIELDS and body[key] is not None),
             unmet=unmet,
             model=text_at(body, "model") or "",

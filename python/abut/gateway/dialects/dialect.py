@@ -20,6 +20,8 @@ Unenforced: TypeAlias = Literal["refuse", "accept"]
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
 _MOST_TOOLS = 512
+_NUMBERS_END = 2**63
+_WHOLE = ("seed", "top_k")
 
 
 class HttpDialect(Dialect, ABC):
@@ -72,6 +74,12 @@ class HttpDialect(Dialect, ABC):
         Raises:
             Refusal: names the field that is wrong, or that could not be exact.
         """
+
+    def read_count(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AgentRequest:
+        """Return the request whose tokens a body asks to count; arguments as of `read`."""
+        return self.read(body, None, headers)
 
     def owns(self, path: str) -> bool:
         """Return whether a path is like this dialect's; it refuses those that are no route."""
@@ -185,6 +193,31 @@ def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
             raise Refusal(f"{name}={short(value)}: must be 1 or more", param=name)
         given.append(value)
     return min(given, default=None)
+
+
+def sampling_in(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a client's settings of sampling, all of which are numbers.
+
+    Sooner or later a sampler would fail at another value, and that ends the rollout.
+
+    Args:
+        body: has the settings.
+        names: of them in the body, and as samplers have them.
+    """
+    given: dict[str, Any] = {}
+    for key, name in names.items():
+        value = body.get(key)
+        if value is None:
+            continue
+        whole = name in _WHOLE
+        if whole and isinstance(value, float) and value.is_integer():
+            value = int(value)  # google-genai has a topK of 40.0
+        known = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not (known and abs(value) < _NUMBERS_END):  # nor NaN, which Python's JSON has
+            kind = "an integer" if whole else "a number"
+            raise Refusal(f"{key}={short(value)}: must be {kind} of at most 64 bits", param=key)
+        given[name] = value
+    return given
 
 
 def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from abut.gateway.dialects.dialect import (
     content_of,
     data_event,
     most_tokens,
+    sampling_in,
     stops,
 )
 from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
@@ -30,6 +31,7 @@ GeminiRewrite: TypeAlias = Literal["empty_turn_left_out"]
 `ChatRewrite`."""
 
 _VERBS = ("generateContent", "streamGenerateContent", "countTokens")
+_COUNTED = "generateContentRequest"
 _ROUTE = re.compile(rf"/models/.+:({'|'.join(_VERBS)})$")
 _SAMPLING = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}
 _READ = frozenset(
@@ -87,9 +89,11 @@ class Gemini(HttpDialect):
         headers: Mapping[str, str] | None = None,
     ) -> AgentRequest:
         """Return the request of a body, see `HttpDialect.read`."""
-        if (counted := value_of(body, "generateContentRequest")) is not None:
-            named = {key: body[key] for key in ("model", "stream", "rollout_id") if key in body}
-            body = {**object_of(counted, "generateContentRequest"), **named}
+        if value_of(body, _COUNTED) is not None:
+            raise Refusal(
+                f"{_COUNTED} is a field of countTokens\nhint: send its fields as the body's own",
+                param=_COUNTED,
+            )
         if value_of(body, "cachedContent"):
             raise Refusal(
                 "cachedContent is not supported: nothing is kept here\nhint: send all contents",
@@ -111,15 +115,22 @@ class Gemini(HttpDialect):
             stop=stops(config, "stopSequences"),
             calls=_MODES[mode],
             stream=body.get("stream") is True,
-            sampling={
-                name: config[key] for key, name in _SAMPLING.items() if config.get(key) is not None
-            },
+            sampling=sampling_in(config, _SAMPLING),
             ignored=sorted([*ignored, *left_out]),
             unmet=unmet,
             model=str(body.get("model") or ""),
             rollout_id=body.get("rollout_id"),
             dialect=self,
         )
+
+    def read_count(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> AgentRequest:
+        """Return the request to count, which a body is or has as `generateContentRequest`."""
+        if (counted := value_of(body, _COUNTED)) is not None:
+            named = {key: body[key] for key in ("model", "stream", "rollout_id") if key in body}
+            body = {**object_of(counted, _COUNTED), **named}
+        return super().read_count(body, headers)
 
     def _form(self, config: Mapping[str, Any]) -> list[str]:
         """Return the fields that ask for a form of the answer, which is sampled freely."""

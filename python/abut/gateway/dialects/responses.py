@@ -21,6 +21,7 @@ from abut.gateway.dialects.dialect import (
     most_tokens,
     named_event,
     object_at,
+    sampling_in,
     text_at,
 )
 from abut.gateway.dialects.responses_answers import events, response_body
@@ -40,7 +41,7 @@ ResponsesRewrite: TypeAlias = Literal["empty_turn_left_out", "thinking_as_text"]
 """
 THINKING_AS_TEXT = "thinking_as_text"
 
-_SAMPLING = ("temperature", "top_p")
+_SAMPLING = {name: name for name in ("temperature", "top_p")}
 _READ = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "stream"}
     | {"parallel_tool_calls", "max_output_tokens", "top_logprobs", "text", "rollout_id"}
@@ -89,7 +90,6 @@ class Responses(HttpDialect):
             )
         tools = ResponsesTools([], {}, [])
         add_tools(tools, list_at(body, "tools"))
-        shown = tools.shown[:]  # what a search has found is called, and stands in its result
         head = _instructions(body)
         choice = _choice(body)
         unmet = ["tool_choice"] if choice == "required" else []
@@ -109,12 +109,12 @@ class Responses(HttpDialect):
             raise Refusal("input must be a text, or a list with an item at least", param="input")
         return AgentRequest(
             messages=messages,
-            tools=shown or None,
+            tools=tools.shown or None,
             max_tokens=most_tokens(body, "max_output_tokens"),
             calls=choice != "none",
             one_call=body.get("parallel_tool_calls") is False,
             stream=flag(body, "stream"),
-            sampling={name: body[name] for name in _SAMPLING if body.get(name) is not None},
+            sampling=sampling_in(body, _SAMPLING),
             ignored=sorted([*ignored, *tools.left_out]),
             unmet=unmet,
             model=text_at(body, "model") or "",
@@ -290,9 +290,10 @@ def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools)
     if not isinstance(id_, str):
         raise Refusal(f"{where} is an output without a call_id", param="input")
     if kind == "tool_search_output":
-        before = len(tools.shown)
-        add_tools(tools, item.get("tools") or [])
-        found = [tool["function"] for tool in tools.shown[before:]]
+        # A list of its own: all searches together may find more tools than a prompt may show.
+        found_here = ResponsesTools([], tools.names, tools.left_out)
+        add_tools(found_here, item.get("tools") or [])
+        found = [tool["function"] for tool in found_here.shown]
         return {
             "role": "tool",
             "tool_call_id": id_,

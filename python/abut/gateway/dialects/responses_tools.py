@@ -42,7 +42,12 @@ class ResponsesTools(NamedTuple):
 
 
 def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -> None:
-    """Add the tools of a list to those of a body."""
+    """Add the tools of a list to those of a body.
+
+    Raises:
+        Refusal: the list has something else, or too much; or two tools would have the same name in
+            the prompt, so that a call would be ambiguous.
+    """
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise Refusal("tools must be a list of objects", param="tools")
     check_tools(given)
@@ -58,16 +63,37 @@ def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -
         if not isinstance(name, str) or not name:
             raise Refusal(f"a tool of the type {short(kind)} has no name", param="tools")
         if kind == "namespace":
+            if namespace is not None:
+                raise Refusal(
+                    f"the namespace {short(name)} is in the namespace {short(namespace)}\n"
+                    "hint: a namespace has functions and custom tools",
+                    param="tools",
+                )
             add_tools(tools, tool.get("tools"), name)
             continue
-        flat = flat_name(namespace, name)
-        function = {"name": flat}
-        if tool.get("description") is not None:
-            function["description"] = tool["description"]
-        custom = kind == "custom"
-        parameters = _TEXT_ARGUMENT if custom else tool.get("parameters") or _NO_ARGUMENTS
-        tools.shown.append({"type": "function", "function": {**function, "parameters": parameters}})
-        tools.names[flat] = ToolName(str(kind), namespace, name)
+        _add_tool(tools, tool, ToolName(str(kind), namespace, name))
+    check_tools(tools.shown)
+
+
+def _add_tool(tools: ResponsesTools, tool: Mapping[str, Any], named: ToolName) -> None:
+    flat = flat_name(named.namespace, named.name)
+    if (other := tools.names.setdefault(flat, named)) != named:
+        raise Refusal(
+            f"{_described(other)} and {_described(named)} would both be called {short(flat)} in "
+            "the prompt\nhint: rename one of them",
+            param="tools",
+        )
+    function = {"name": flat}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    custom = named.kind == "custom"
+    parameters = _TEXT_ARGUMENT if custom else tool.get("parameters") or _NO_ARGUMENTS
+    tools.shown.append({"type": "function", "function": {**function, "parameters": parameters}})
+
+
+def _described(tool: ToolName) -> str:
+    where = "" if tool.namespace is None else f" of the namespace {short(tool.namespace)}"
+    return f"the {tool.kind} tool {short(tool.name)}{where}"
 
 
 def flat_name(namespace: Any, name: str) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import marshal
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,8 @@ class AgentRequest:
 
 
 HANDLES = "abut."
-"""The beginning of each handle of reasoning."""
+"""The beginning of each handle of reasoning; the number of the call and random text follow."""
+_HANDLE_BYTES = 12
 _json_of = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` makes one for each call
 
 
@@ -138,6 +140,8 @@ class PolicyAnswer:
         created: Unix time, seconds.
         number: how many calls of the rollout came before it.
         stop_string: the string of the request's `stop` that ended the turn, if one did.
+        handle: the name of its reasoning, which comes back from a client that does not keep the
+            text. A client of another rollout cannot know it.
     """
 
     id: str
@@ -150,11 +154,7 @@ class PolicyAnswer:
     created: int = 0
     number: int = 0
     stop_string: str | None = None
-
-    @property
-    def handle(self) -> str:
-        """The name of its reasoning, which comes back from a client that does not keep the text."""
-        return f"{HANDLES}{self.number}"
+    handle: str = ""
 
 
 def answer_of(
@@ -216,6 +216,7 @@ def answer_of(
         created=int(time.time()),
         number=number,
         stop_string=stop_string,
+        handle=f"{HANDLES}{number}.{secrets.token_urlsafe(_HANDLE_BYTES)}",
     )
 
 

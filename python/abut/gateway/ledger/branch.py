@@ -188,7 +188,12 @@ class Continuation(NamedTuple):
 
 
 def find_continuation(
-    branches: Sequence[LedgerBranch], frame: str, history: History, dialect: Dialect
+    branches: Sequence[LedgerBranch],
+    frame: str,
+    history: History,
+    dialect: Dialect,
+    *,
+    learns: bool = True,
 ) -> Continuation | None:
     """Return the continuation with most of the history; None if no branch has an answer of it.
 
@@ -197,12 +202,14 @@ def find_continuation(
         frame: of the request, see `AgentRequest.frame`.
         history: of the request.
         dialect: of the request.
+        learns: whether the branches keep how the client writes their beginning; a request that is
+            not placed leaves no trace.
     """
     best: tuple[tuple[int, ...], Continuation] | None = None
     for branch in branches:
         if branch.frame != frame:
             continue
-        found = match(branch.entries, history, dialect, branch.known)
+        found = match(branch.entries, history, dialect, branch.known if learns else None)
         whole = found.entries == len(branch.entries)
         again = found.messages == len(history.messages) and (
             branch.unanswered if whole else branch.entries[found.entries].ours

@@ -99,7 +99,7 @@ async def length(
     request = with_history(request, calls)
     messages, dialect = list(request.messages), request.dialect
     history = History(messages, seen_in(branches, messages), writer.joints)
-    place = find_continuation(branches, request.frame, history, dialect)
+    place = find_continuation(branches, request.frame, history, dialect, learns=False)
     if place is not None:
         branch, found, again = place
         turns = branch.conversation.turns
@@ -159,11 +159,20 @@ def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> l
 
 
 def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
-    number = str(message.get(HANDLE) or "").removeprefix(HANDLES)
-    if message.get("reasoning_content") or not (number.isascii() and number.isdecimal()):
+    handle = message.get(HANDLE)
+    if not handle or message.get("reasoning_content"):
         return message
-    call = calls[int(number)] if len(number) < _MOST_DIGITS and int(number) < len(calls) else None
-    if call is None or not call.may_be_reused or not call.answered.done():
-        return message
-    reasoning = call.answered.result().message.get("reasoning_content")
+    call = _call_of_handle(str(handle), calls)
+    reasoning = None if call is None else call.answered.result().message.get("reasoning_content")
     return {**message, "reasoning_content": reasoning} if reasoning else message
+
+
+def _call_of_handle(handle: str, calls: Sequence[AgentCall]) -> AgentCall | None:
+    """Return the call whose answer has a handle; None if there is none."""
+    number = handle.removeprefix(HANDLES).partition(".")[0]
+    if not (number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS):
+        return None
+    call = calls[int(number)] if int(number) < len(calls) else None
+    if call is None or not call.may_be_reused or not call.answered.done():
+        return None
+    return call if call.answered.result().handle == handle else None

@@ -264,7 +264,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
     if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
         return await _pass_on(request, registry, rank, content.whole)
     part = part_of(request, registry.session_headers)
-    asked = dialect.read(body, None, request.headers).of_part(*part)
+    asked = dialect.read_count(body, request.headers).of_part(*part)
     return web.json_response({dialect.count_key: await registry.count(rollout_id, asked)})
 
 
