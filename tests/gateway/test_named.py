@@ -357,7 +357,35 @@ def test_an_answer_s_id_is_a_key_as_the_client_got_it(play: Play) -> None:
     assert rollout.error is not None
     assert "an answer's id, but rewards of single turns need credit" in rollout.error
     rollout = play(by_turn, rewards_turns=True).rollout
-    assert rollout.step_rewards == [0.25, 1.0]
+    assert rollout.step_rewards == [0.25, None], "the rollout's reward is no turn's"
+
+
+def test_a_reward_for_a_conversation_and_its_turn_fails_once_and_names_both(play: Play) -> None:
+    @agent
+    async def twice(endpoint: Endpoint) -> AgentResult:
+        async with Client(endpoint.named("a")) as client:
+            _, body = await client.post(BODY)
+        return AgentResult(1.0, rewards={"a": 0.5, body["id"]: 0.25})
+
+    rollout = play(twice, rewards_turns=True, retries=1).rollout
+    assert rollout.failed
+    assert rollout.attempts == 1, "another attempt would return the same keys"
+    assert rollout.error is not None
+    assert rollout.error.startswith("EnvError: twice: AgentResult.rewards has 'a', a conversation")
+    assert "its answer 'chatcmpl-" in rollout.error
+
+
+def test_what_was_not_measured_is_not_trained_by_the_rewards_of_its_parts(play: Play) -> None:
+    @agent
+    async def broke(endpoint: Endpoint) -> AgentResult:
+        await two_turns(endpoint.named("a"))
+        await two_turns(endpoint.named("b"))
+        return AgentResult(1.0, measured=False, rewards={"a": 0.5, "b": 0.25})
+
+    heard = play(broke)
+    assert not heard.rollout.failed
+    assert sorted(conversations(heard)) == [("a", 2, False), ("b", 2, False)]
+    assert (heard.rollout.reward, heard.rollout.row_reward) == (None, None)
 
 
 def test_settle_may_set_rewards_and_names(play: Play) -> None:
@@ -386,6 +414,23 @@ def test_settle_may_set_rewards_and_names(play: Play) -> None:
     assert play(Fails("black"), retries=0).rollout.failed, "it has not asked as anybody"
     with pytest.raises(Exception, match=r"Settles.settle: AgentResult.rewards has 'black'"):
         play(Settles("black"))
+
+    class Pays(Settles):
+        async def settle(self, played: Any, tokenizer: Any) -> None:
+            await super().settle(played, tokenizer)
+            for _, rollout in played:
+                rollout.turns[0].reward = self.paid
+
+        paid: Any = 0.25
+
+    with pytest.raises(Exception, match=r"Pays.settle: AgentResult.rewards has 'white', a conv"):
+        play(Pays("white"))
+    pays = Pays("white")
+    pays.paid = "much"
+    with pytest.raises(Exception, match=r"Pays.settle: a turn has a value of type str: expected a"):
+        play(pays)
+    pays.paid = float("nan")
+    assert play(pays).rollout.step_rewards == [None]
 
 
 # ---- auxiliary conversations

@@ -9,7 +9,7 @@ import pytest
 
 from abut import AgentResult, agent
 from abut.gateway.ledger.ledger import Ledger
-from abut.gateway.ledger.row import RowChoice, divide, fill, weights_of
+from abut.gateway.ledger.row import RowChoice, chances_of, divide, fill
 from abut.rollout.rollout import Rollout
 from tests.kit.clients.conversation import Heard
 from tests.kit.stage.agents import LOOKUP, Client, check_tree, user
@@ -142,7 +142,7 @@ def test_a_drawn_row_trains_its_own_calls_and_the_rest_is_beside_it(
         check_tree(rollout, heard.sampled)
         assert rollout.sampled_tokens == int(rollout.columns.env_mask.sum())
         assert rollout.turns[0].start == len(rollout.columns.prompt_ids)
-        assert rollout.turns[-1].reward == 1.0
+        assert rollout.step_rewards == [None] * len(rollout.turns)
         assert len(rollout.provenance) == rollout.turns[-1].end
         assert len(rollout.main_row.before) == int(b"My plan." in said_in_prompt(rollout, stage))
         rows[rollout.columns.completion_ids.tobytes()] += 1
@@ -187,8 +187,53 @@ def test_an_auxiliary_conversation_that_is_left_out_is_not_drawn(play: Play) -> 
         assert len(names) == rows
 
 
+def test_a_conversation_that_has_a_name_by_its_session_is_drawn_without_tools_too(
+    play: Play,
+) -> None:
+    class Plans:
+        session_header = "x-session-id"
+
+        async def run(self, endpoint: Any, task: Any) -> float:
+            async with Client(endpoint) as client:
+                await client.post({"messages": [user("plan")]}, **{"x-session-id": "s1"})
+                await client.ask([user("work")], tools=[LOOKUP])
+            return 1.0
+
+    (ledger,) = play(Plans(), "Planned.", LONG).sessions
+    for names, rows in (({}, 1), ({"s1": "planner"}, 2)):
+        said = set()
+        for seed in range(20):
+            rollout = Rollout("r", 0)
+            choice = RowChoice("random", seed=seed, auxiliary="leave_out")
+            fill(rollout, ledger, choice, AgentResult(1.0, names=names))
+            said.add(rollout.messages[-1]["content"])
+        assert len(said) == rows
+
+
+def test_what_is_auxiliary_does_not_depend_on_the_draw(play: Play) -> None:
+    """The main conversation has no tools and its sub-agent has some; a title is beside them."""
+
+    @agent
+    async def with_a_sub_agent(endpoint: Any) -> float:
+        async with Client(endpoint) as client:
+            await client.ask([user("a title")])
+            await client.ask([user("look it up")], tools=[LOOKUP])
+            await client.ask([user("work")])
+        return 1.0
+
+    (ledger,) = play(with_a_sub_agent, "Title.", "Looked.", LONG).sessions
+    drawn_rows = set()
+    for seed in range(20):
+        rollout = drawn(ledger, seed, by_tokens=False)
+        auxiliary = [b for b in rollout.branches if b.auxiliary]
+        row = rollout.messages[-1]["content"]
+        assert len(auxiliary) == (row != "Title."), "the main one never is, drawn or not"
+        drawn_rows.add(row)
+    assert len(drawn_rows) == 3
+
+
 def followed_spans(ledger: Ledger) -> list[Any]:
-    row, others = divide(ledger.branches, RowChoice())
+    row, others = divide(ledger.branches, RowChoice(), AgentResult(1.0))
     return [span for span in (row, *others) if span is not None and span.followed]
 
 
@@ -218,7 +263,7 @@ def test_by_tokens_the_expected_loss_is_that_of_all_rows(ledger: Ledger) -> None
     rng = random.Random(0)
     rows = [[rng.gauss(0, 1) for _ in range(span.sampled_tokens)] for span in spans]
     one_vote = mean_of_rows([[token for row in rows for token in row]])
-    by_tokens, alike = (weights_of(spans, by_tokens=by) for by in (True, False))
+    by_tokens, alike = (chances_of(spans, by_tokens=by) for by in (True, False))
     assert expected(rows, by_tokens, mean_of_rows) == pytest.approx(one_vote, rel=1e-12)
     # The controls: drawn alike, a short row's tokens count more; and so it is with rows as votes.
     assert expected(rows, alike, mean_of_rows) == pytest.approx(mean_of_rows(rows), rel=1e-12)
@@ -229,7 +274,7 @@ def test_drawn_alike_the_expected_sum_is_a_share_of_that_of_all_rows(ledger: Led
     spans = followed_spans(ledger)
     rng = random.Random(0)
     rows = [[rng.gauss(0, 1) for _ in range(span.sampled_tokens)] for span in spans]
-    alike, by_tokens = (weights_of(spans, by_tokens=by) for by in (False, True))
+    alike, by_tokens = (chances_of(spans, by_tokens=by) for by in (False, True))
     share = sum_of_tokens(rows) / len(rows)
     assert expected(rows, alike, sum_of_tokens) == pytest.approx(share, rel=1e-12)
     assert abs(expected(rows, by_tokens, sum_of_tokens) - share) > 1e-4

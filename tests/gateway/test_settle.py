@@ -68,6 +68,23 @@ def test_rollouts_are_scored_together_before_anything_is_made_of_them(stage: Sta
     assert ranked.calls == ["start", "run", "run", "settle", "stop"]
 
 
+def test_a_reward_that_settle_changes_was_never_that_of_the_last_turn(stage: Stage) -> None:
+    """Or `credit` would take the old one for a part of the new one."""
+
+    class Changes(Ranked):
+        async def run(self, endpoint: Any, task: Any) -> AgentResult:
+            await super().run(endpoint, task)
+            return AgentResult(1.0)
+
+        async def settle(self, played: Any, tokenizer: Any) -> None:
+            for _, rollout in played:
+                rollout.reward = 0.25
+
+    rollout = play_agents(stage, Changes()).one
+    assert rollout.reward == 0.25
+    assert rollout.step_rewards == [None]
+
+
 def test_what_settle_raises_ends_the_batch_and_stop_comes_nevertheless(stage: Stage) -> None:
     class Raises(Ranked):
         async def settle(self, played: Any, tokenizer: Any) -> None:

@@ -92,7 +92,7 @@ def test_a_rollout_is_the_gateways_and_its_reward_the_agents(stage: Any) -> None
     (rollout,) = scene.play()
     assert (rollout.error, rollout.reward, len(rollout.turns)) == (None, 1.0, 1)
     assert outcomes([rollout]) == ["ok"]
-    assert rollout.turns[0].reward == 1.0
+    assert rollout.turns[0].reward is None
     check_tree(rollout, scene.sampler.calls)
 
 

@@ -15,7 +15,7 @@ from abut.records.record import advantages_of, score_record, total_of
 from abut.records.recorder import FlushingRecorder, JsonlRecorder, recorder_at
 from abut.records.viewer.packed import Chunk, Pieces, row_of_list
 from abut.rollout.rollout import Branch, TurnRecord
-from abut.trl.run_records import total_reward
+from abut.trl.rewards import total_reward
 from tests.kit.data.records import a_rollout
 
 
@@ -28,7 +28,7 @@ def scored(tmp_path: Path) -> Path:
         recorder.write(a_rollout(f"r{k}", reward=None), step=k // 2, mode="train", run_id="run")
     for k in range(2):
         given = {"style": 0.5, "length": float(k)}
-        total = total_reward(given, {"style": 2.0, "length": 1.0})
+        total = total_reward(given.values(), [2.0, 1.0])
         recorder.write_scores([score_record("run", f"r{k}", given, total=total, advantage=0.0)])
     return path
 
@@ -66,8 +66,8 @@ def test_without_scores_the_reward_is_the_environments(tmp_path: Path, capsys: A
 
 
 def test_a_function_that_gave_nothing_adds_nothing() -> None:
-    assert total_reward({"a": None, "b": 2.0}, {"a": 1.0, "b": 0.5}) == 1.0
-    assert total_reward({"a": None}, {}) is None
+    assert total_reward([None, 2.0], [1.0, 0.5]) == 1.0
+    assert total_reward([None], [1.0]) is None
 
 
 ROWS = [

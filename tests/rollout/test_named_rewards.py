@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from abut.rollout.named_rewards import RewardKeys, give_rewards
+from abut.rollout.named_rewards import RewardKeys, give_rewards, turns_of
 from abut.rollout.rollout import Branch, Rollout, TurnRecord
 from tests.kit.data.records import a_rollout
 
@@ -129,3 +129,41 @@ def test_a_key_that_is_nothing_or_two_things_is_an_error(
     with pytest.raises(ValueError, match="hint: ") as raised:
         check(a_tree(**changes), of_turns=False)
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    ("rewards", "conversation", "answer"),
+    [
+        ({"white": 1.0, "w1": 0.5}, "white", "w1"),
+        ({"black": 1.0, "b1": -1.0, "b1-0": 0.5}, "b1", "b1-0"),
+    ],
+)
+def test_a_reward_for_a_conversation_and_for_one_of_its_turns_is_an_error(
+    rewards: dict[str, float | None], conversation: str, answer: str
+) -> None:
+    said = (
+        f"AgentResult.rewards has {conversation!r}, a conversation that is judged by this reward "
+        f"alone, and its answer {answer!r} has a reward too\n"
+        "hint: give a reward to the conversation or to its turns, not to both"
+    )
+    with pytest.raises(ValueError, match="hint: ") as raised:
+        check(a_tree(rewards=rewards), of_turns=True)
+    assert str(raised.value) == said
+    rollout = a_tree(rewards={conversation: 1.0})  # and so it is with one that `settle` has set
+    paid = next(t for t in turns_of(rollout) if t.answer_id == answer)
+    paid.reward = 0.5
+    with pytest.raises(ValueError, match="hint: ") as raised:
+        check(rollout, of_turns=True)
+    assert str(raised.value) == said
+    rewards[conversation] = None  # it is not trained, but its turns may be in the path of a fork
+    check(a_tree(rewards=rewards), of_turns=True)
+
+
+def test_of_a_rollout_that_was_not_measured_nothing_has_a_reward_and_nothing_is_trained() -> None:
+    """Otherwise its conversations would be trained by rewards of their own, and nothing else."""
+    rollout = given(measured=False, rewards={"white": 1.0, "b1-0": 0.5, "b2": 2.0}, reward=1.0)
+    assert rollout.reward is None
+    assert rewards(rollout) == [None] * 6
+    assert trained(rollout) == [False] * 6
+    assert all(turn.reward is None for turn in turns_of(rollout))
+    assert rollout.rewards["white"] == 1.0, "the record has what the agent said"

@@ -457,19 +457,6 @@ def test_a_reward_that_is_not_finite_is_an_error(one: ScoredRollout, what: str) 
             of([one], credit)
 
 
-def test_a_reward_of_a_conversation_and_of_its_turn_is_an_error() -> None:
-    judged = conversation(None, 0.5, name="judge", own=1.0)
-    message = (
-        "rollout 'r', conversation 1 ('judge') has a reward of its own, by which alone it is "
-        "judged, and so has its turn 1\n"
-        "hint: give a reward to the conversation or to its turns, not to both"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        of([rollout(1.0, conversation(0.5), judged)])
-    fork = conversation(None, name="judge", own=1.0, before=[0.5])
-    of([rollout(1.0, conversation(0.5), fork)])  # the paid turn is trained in another row
-
-
 @pytest.mark.parametrize("discount", [-0.1, 1.5, math.nan])
 def test_a_discount_is_between_0_and_1(discount: float) -> None:
     with pytest.raises(ValueError, match=r"^Returns\(discount=.*\): must be between 0 and 1$"):

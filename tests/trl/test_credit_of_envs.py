@@ -23,6 +23,8 @@ from tests.kit.training.models import rank_model  # noqa: E402
 from tests.kit.training.trl_run import CONFIG  # noqa: E402
 
 DISCOUNT, GROUP = 0.5, 4
+WEIGHTS = [2.0, 0.25]
+"""Of the environment's reward, whose parts the rewards of turns are, and of another function's."""
 
 
 class Pays(Talk):
@@ -58,6 +60,7 @@ def advantages_of(group: Sequence[Any], scale: str) -> list[list[float]]:
         paid = [turn["reward"] for turn in record["turns"]]
         if record["columns"]["kind"] == "runs":
             paid = [b - a for a, b in zip([0.0, *paid], paid, strict=False)]
+        paid = [WEIGHTS[0] * pay for pay in paid]
         paid[-1] += record["total"] - sum(paid)
         returns.append(
             [
@@ -96,7 +99,7 @@ def test_each_sampled_token_has_the_advantage_of_its_turn(
             num_generations=GROUP,
             max_completion_length=128,
             scale_rewards=scale,
-            reward_weights=[2.0, 0.25],
+            reward_weights=WEIGHTS,
         ),
         processing_class=tokenizer,
         reward_funcs=[env_reward, length],

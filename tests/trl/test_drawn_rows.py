@@ -16,7 +16,7 @@ import trl
 
 import abut.trl
 from abut import Columns
-from abut.gateway.ledger.row import weights_of
+from abut.gateway.ledger.row import chances_of
 from abut.trl.rows.row_weights import ROLLOUTS_VOTE
 from tests.kit.training.scripted_rows import RowsRun, random_columns, rollout_of
 
@@ -61,7 +61,7 @@ def expected(drawn: dict[tuple[int, ...], Any], *, by_tokens: bool) -> Any:
             SimpleNamespace(delivered=True, followed=True, sampled_tokens=int(row.env_mask.sum()))
             for row in rows
         ]
-        weights = weights_of(spans, by_tokens=by_tokens)  # type: ignore[arg-type]
+        weights = chances_of(spans, by_tokens=by_tokens)  # type: ignore[arg-type]
         chances.append([weight / sum(weights) for weight in weights])
     return sum(
         math.prod(chance[row] for chance, row in zip(chances, draw, strict=True)) * of_draw

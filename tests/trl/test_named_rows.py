@@ -87,6 +87,18 @@ def test_a_row_without_a_score_trains_nothing(tmp_path: Path) -> None:
     assert trained.rows == []
 
 
+def test_what_was_not_measured_trains_nothing_whatever_its_parts_earned(tmp_path: Path) -> None:
+    @agent
+    async def broke(endpoint: Endpoint) -> AgentResult:
+        await ask(endpoint.named("white"), [user("play")])
+        await ask(endpoint.named("black"), [user("play")])
+        return AgentResult(1.0, measured=False, rewards={"white": 1.0, "black": 2.0})
+
+    trained = Trained(broke, SAYS, tmp_path)
+    assert trained.rows == []
+    assert [len(rows) for rows in trained.batch.conversations] == [1, 1]
+
+
 def test_a_title_is_left_out_where_the_config_says_so(tmp_path: Path) -> None:
     trained = Trained(a_game({"white": 1.0}), SAYS, tmp_path, auxiliary="leave_out")
     trained.check(2, untrained=[JUDGE, TITLE])

@@ -13,11 +13,10 @@ torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
 import abut.trl  # noqa: E402
-from abut import Columns  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.notices import Once  # noqa: E402
 from abut.records.read import read_records  # noqa: E402
-from abut.rollout.rollout import Branch, Rollout, StopReason, TurnRecord  # noqa: E402
+from abut.rollout.rollout import Rollout, StopReason  # noqa: E402
 from abut.trl import Returns, make_rollout_func  # noqa: E402
 from abut.trl.rows import row_credit  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
@@ -95,14 +94,7 @@ def test_returns_of_what_is_paid_at_the_end_are_trls_advantage(tmp_path: Path) -
 
 
 def test_a_running_score_pays_its_increments(tmp_path: Path, monkeypatch: Any) -> None:
-    got: list[Any] = []
-    credited = row_credit.credited
-    monkeypatch.setattr(
-        row_credit,
-        "credited",
-        lambda credit, scored, **named: got.append(scored) or credited(credit, scored, **named),
-    )
-
+    got = _scored_in(monkeypatch)
     for reward, right in (("last", [0.25] * 4), ("sum", [0.25, 0.5, 0.75, 1.0])):
         got.clear()
         _train_on_env(tmp_path / reward, reward)
@@ -111,7 +103,47 @@ def test_a_running_score_pays_its_increments(tmp_path: Path, monkeypatch: Any) -
         assert all(turn.tokens > 0 for r in scored for turn in r.conversations[0].turns)
 
 
-def _train_on_env(folder: Path, reward: str) -> None:
+@abut.trl.scored_only
+def ones(completions: Any, **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("reward_funcs", "weights", "times", "whole"),
+    [
+        ([abut.trl.env_reward], [2.0], 2.0, 5.0),
+        ([ones, abut.trl.env_reward], [1.0, 0.5], 0.5, 2.25),
+        ([abut.trl.env_reward, ones], [0.0, 3.0], 0.0, 3.0),
+        ([ones], [3.0], 1.0, 3.0),
+    ],
+)
+def test_rewards_of_turns_count_as_often_as_the_environments(
+    tmp_path: Path, monkeypatch: Any, reward_funcs: Any, weights: Any, times: float, whole: float
+) -> None:
+    """Or the last turn would be paid for what the others have earned."""
+    got = _scored_in(monkeypatch)
+    _train_on_env(tmp_path, "sum", reward_funcs=reward_funcs, reward_weights=weights)
+    (scored,) = got
+    right = [times * step for step in (0.25, 0.5, 0.75, 1.0)]
+    assert [[t.reward for t in r.conversations[0].turns] for r in scored] == [right] * 8
+    assert [r.reward for r in scored] == [pytest.approx(whole)] * 8
+
+
+def _scored_in(monkeypatch: Any) -> list[Any]:
+    """The rollouts that each batch has credited, once it has been trained."""
+    got: list[Any] = []
+    credited = row_credit.credited
+    monkeypatch.setattr(
+        row_credit,
+        "credited",
+        lambda credit, scored, **named: got.append(scored) or credited(credit, scored, **named),
+    )
+    return got
+
+
+def _train_on_env(
+    folder: Path, reward: str, reward_funcs: Any = abut.trl.env_reward, **args: Any
+) -> None:
     from datasets import Dataset
 
     from tests.kit.training.example_run import CPU
@@ -128,9 +160,10 @@ def _train_on_env(folder: Path, reward: str) -> None:
             per_device_train_batch_size=8,
             num_generations=4,
             max_completion_length=128,
+            **args,
         ),
         processing_class=tokenizer,
-        reward_funcs=abut.trl.env_reward,
+        reward_funcs=reward_funcs,
         train_dataset=Dataset.from_dict({"prompt": ["go"] * 8}),
         rollout_func=make_rollout_func(
             env(Talk, turns=4),
@@ -207,7 +240,7 @@ def test_other_ranks_hear_of_a_trained_token_in_no_turn(tmp_path: Path, monkeypa
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"\(credit=…\) with TRL's own GRPOTrainer, which"):
         RowsRun(tmp_path / "trl", trainer_class=trl.GRPOTrainer, credit=Returns()).train()
-    with pytest.raises(ValueError, match='credit= with multi_objective_aggregation="normalize'):
+    with pytest.raises(ValueError, match='credit with multi_objective_aggregation="normalize'):
         RowsRun(
             tmp_path / "sum",
             credit=Returns(),
@@ -255,6 +288,19 @@ def test_other_reward_functions_do_not_count_for_them(
     assert caplog.text.count("the reward functions of the trainer do not count for them") == 1
     with pytest.raises(ValueError, match=r"AgentResult\.rewards with multi_objective_aggreg"):
         RowsRun(tmp_path / "sum", players, multi_objective_aggregation="normalize_then_sum").train()
+
+
+def test_rollouts_with_a_seat_that_no_other_has_are_counted(tmp_path: Path) -> None:
+    def referee(rng: random.Random, task: Any) -> Any:
+        rollout = players(rng, task)
+        if task.index == 1:
+            rollout.branches[1] = dataclasses.replace(rollout.branches[1], name="third", reward=1.0)
+        return rollout
+
+    run = RowsRun(tmp_path, referee).train()
+    assert run.logged()["rollout/alone_frac"] == 1 / 8
+    batch = run.trainer.abut_rows
+    assert set(batch.advantages[batch.places.index((1, 2))]) == {0.0}
 
 
 def test_only_rewards_of_conversations_are_enough(tmp_path: Path) -> None:
@@ -314,26 +360,3 @@ def test_records_have_the_weight_and_the_advantages_of_each_row(tmp_path: Path) 
                 assert {a for row in rows for a in row["advantages"]} == {record["advantage"]}
             else:
                 assert rows[0]["advantages"][0] == pytest.approx(0.3 * (k % 4))
-
-
-@pytest.mark.parametrize(
-    ("answer_id", "own", "rewards", "paid"),
-    [
-        (None, None, {}, [0.25, 0.5]),  # an environment's steps
-        ("b", None, {}, [0.25, None]),  # what an agent returned is no pay of its last turn
-        ("b", 1.0, {}, [0.25, None]),  # nor is what it returned before `settle` changed it
-        ("b", None, {"b": 0.5}, [0.25, 0.5]),
-    ],
-)
-def test_what_an_agent_returns_is_not_paid_to_its_last_turn(
-    answer_id: Any, own: Any, rewards: Any, paid: Any
-) -> None:
-    turns = [TurnRecord(1, 2, "stop", reward=0.25), TurnRecord(3, 4, "stop", reward=0.5)]
-    turns[1].answer_id = answer_id
-    rollout = Rollout("r", 0, reward=0.5, turns=turns, rewards=rewards)
-    columns = Columns(prompt_ids=[1], completion_ids=[2], logprobs=[-0.5], env_mask=[1])
-    row = Branch(columns, reward=own, turns=turns)
-    if own is not None:
-        rollout.reward = 0.75
-    scored = row_credit._scored(rollout, row, runs=False)
-    assert [turn.reward for turn in scored.turns] == paid

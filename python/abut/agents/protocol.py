@@ -143,8 +143,9 @@ class AgentResult:
         extras: more columns for reward functions; a rollout without one of them has None there.
             If a name has a slash, abut logs the mean of its column.
         messages: the conversation as the agent tells it; None: as the gateway heard it.
-        measured: False says that nothing was measured, so no reward function may score the rollout
-            (`abut.trl.scored_only`). A reward of None alone leaves it to the other functions.
+        measured: False says that nothing was measured: `reward` and `rewards` do not count, no
+            reward function may score the rollout (`abut.trl.scored_only`), and none of its
+            conversations is trained. A reward of None alone leaves it to the other functions.
         rewards: of parts of the rollout, by key: a name (of all its conversations), a session
             (which beats its name), or the id of an answer (of that turn; needs `credit`). None: no
             score, so the conversation is not trained.
@@ -279,18 +280,10 @@ def result_of(
     """
     result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
 
-    def score(value: Any) -> float | None:
-        number = _number(value)
-        if number is None or math.isfinite(number):
-            return number
-        if on_nan is not None:
-            on_nan()
-        return nan
-
     try:
         _check_result(result)
         try:
-            reward = score(result.reward)
+            reward = score_of(result.reward, on_nan=on_nan, nan=nan)
         except TypeError:
             raise placed(
                 EnvError(
@@ -299,7 +292,9 @@ def result_of(
                 ),
                 where,
             ) from None
-        rewards = {key: score(value) for key, value in result.rewards.items()}
+        rewards = {
+            key: score_of(value, on_nan=on_nan, nan=nan) for key, value in result.rewards.items()
+        }
     except (TypeError, ValueError) as error:
         raise placed(EnvError(f"{name}: {error}"), where) from None
     return AgentResult(
@@ -312,21 +307,31 @@ def result_of(
     )
 
 
-def _number(value: Any) -> float | None:
-    """Return a reward as a float.
+def score_of(
+    value: Any,
+    what: str = "AgentResult.rewards",
+    *,
+    on_nan: Callable[[], None] | None = None,
+    nan: float | None = None,
+) -> float | None:
+    """Return a reward of `what` as a float, or None; see `result_of`.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     try:
-        return None if value is None else float(value)
+        number = None if value is None else float(value)
     except OverflowError:
-        return math.inf
+        number = math.inf
     except Exception:
         raise TypeError(
-            f"AgentResult.rewards has a value of type {type(value).__name__}: expected a number "
-            "or None"
+            f"{what} has a value of type {type(value).__name__}: expected a number or None"
         ) from None
+    if number is None or math.isfinite(number):
+        return number
+    if on_nan is not None:
+        on_nan()
+    return nan
 
 
 def _check_result(result: AgentResult) -> None:

@@ -287,5 +287,3 @@ def _reward_turns(rollout: Rollout, steps: list[float] | None) -> None:
     if steps is not None and len(steps) == len(rollout.turns):
         for turn, reward in zip(rollout.turns, steps, strict=True):
             turn.reward = reward
-    else:
-        rollout.turns[-1].reward = rollout.reward

@@ -250,8 +250,6 @@ def settled(rollout: Rollout, agent: str, result: RunResult | None) -> Outcome:
     if not (scored or rollout.failed):  # RolloutConfig.on_failure decides about failed ones
         rollout.reward = None
         rollout.measured = False
-        for turn in rollout.turns:
-            turn.reward = None
     components = result.components if result is not None and scored else {}
     of_agent = f"nemo_gym/{agent}"
     rollout.extras = {

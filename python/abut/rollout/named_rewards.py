@@ -1,7 +1,8 @@
 """Rewards that an agent gives to parts of its rollout: by name, session or answer.
 
 Invariant: a conversation has at most one reward of its own, that of its session before that of its
-name. A key that stands for nothing in the rollout is an error, not a reward that nobody gets.
+name, and then its turns have none. A key that stands for nothing in the rollout is an error, not a
+reward that nobody gets. A rollout that was not measured has no reward at all.
 """
 
 import dataclasses
@@ -29,38 +30,62 @@ def reward_key(
     return next((key for key in (session, name) if key is not None and key in rewards), None)
 
 
+def is_auxiliary(looks_auxiliary: bool, name: str | None) -> bool:
+    """Return whether a conversation is auxiliary, see `Branch.auxiliary`.
+
+    Args:
+        looks_auxiliary: all that its calls say, which leaves out what its session is called.
+        name: of the conversation; one with a name is never auxiliary.
+    """
+    return looks_auxiliary and name is None
+
+
+class ConversationKeys(NamedTuple):
+    """The keys by which a conversation may get a reward of its own."""
+
+    name: str | None
+    session: str | None
+
+
 class RewardKeys(NamedTuple):
     """The keys that rewards of a rollout may have.
 
     Attributes:
-        callers: name and session of each conversation.
+        conversations: those of each conversation.
         asked_by: as in `Rollout`.
-        answers: the ids of its answers.
+        answers: the conversation of each answer, by the answer's id.
         of_turns: whether answers may be rewarded.
+        paid: the ids of answers whose turns have a reward already, from `settle`.
     """
 
-    callers: Collection[tuple[str | None, str | None]]
+    conversations: Collection[ConversationKeys]
     asked_by: Collection[str]
-    answers: Collection[str | None]
+    answers: Mapping[str, ConversationKeys]
     of_turns: bool
+    paid: Collection[str] = ()
 
     @classmethod
     def of(cls, rollout: Rollout, *, of_turns: bool) -> "RewardKeys":
         """Return the keys of a filled rollout, before `give_rewards`."""
-        callers = [(branch.name, branch.session) for branch in _conversations(rollout)]
-        answers = {turn.answer_id for turn in _turns(rollout)}
-        return cls(callers, rollout.asked_by, answers, of_turns)
+        conversations, answers, paid = [], {}, []
+        for one in _conversations(rollout):
+            conversations.append(ConversationKeys(one.name, one.session))
+            for turn in one.turns:
+                if turn.answer_id is not None:
+                    answers[turn.answer_id] = conversations[-1]
+                    paid += [turn.answer_id] * (turn.reward is not None)
+        return cls(conversations, rollout.asked_by, answers, of_turns, paid)
 
     def check(self, rewards: Mapping[str, float | None], names: Mapping[str, str]) -> None:
-        """Check that each key stands for one thing.
+        """Check that each key stands for one thing, and that no turn is paid twice.
 
         Raises:
             ValueError: names the key.
         """
         if not (rewards or names):
             return
-        sessions = {session for _, session in self.callers if session is not None}
-        given = (conversation_name(name, session, names) for name, session in self.callers)
+        sessions = {session for _, session in self.conversations if session is not None}
+        given = (conversation_name(name, session, names) for name, session in self.conversations)
         named = {name for name in given if name is not None}
         if both := sorted(sessions & {*named, *names.values()}):
             raise ValueError(
@@ -82,22 +107,38 @@ class RewardKeys(NamedTuple):
                     "need credit\nhint: make_rollout_func(…, credit=Returns()) with "
                     "abut.trl.GRPOTrainer"
                 )
+        scored = {answer for answer in self.answers if rewards.get(answer) is not None}
+        for answer in sorted(scored.union(self.paid)):
+            of = self.answers[answer]
+            own = reward_key(conversation_name(*of, names), of.session, rewards)
+            if own is not None and rewards[own] is not None:
+                raise ValueError(
+                    f"AgentResult.rewards has {own!r}, a conversation that is judged by this "
+                    f"reward alone, and its answer {answer!r} has a reward too\n"
+                    "hint: give a reward to the conversation or to its turns, not to both"
+                )
 
 
 def give_rewards(rollout: Rollout, auxiliary: Auxiliary = "train") -> None:
     """Give each conversation its name and reward, and each turn its reward; called once.
 
+    Of a rollout that was not measured nothing has a reward, and nothing is trained.
+
     Args:
         rollout: a checked one.
         auxiliary: see `RolloutConfig.auxiliary`.
     """
-    rewards = rollout.rewards
+    if not rollout.measured:
+        rollout.reward = None
+    rewards = rollout.rewards if rollout.measured else {}
     if (main := rollout.main_row) is not None:
         main = _rewarded(main, rollout, auxiliary)
         rollout.name, rollout.row_reward, rollout.row_trained = main.name, main.reward, main.trained
     rollout.branches = [_rewarded(branch, rollout, auxiliary) for branch in rollout.branches]
-    for turn in _turns(rollout):
-        if turn.answer_id is not None and turn.answer_id in rewards:
+    for turn in turns_of(rollout):
+        if not rollout.measured:
+            turn.reward = None
+        elif turn.answer_id is not None and turn.answer_id in rewards:
             turn.reward = rewards[turn.answer_id]
 
 
@@ -105,14 +146,14 @@ def _rewarded(branch: Branch, rollout: Rollout, auxiliary: Auxiliary) -> Branch:
     name = conversation_name(branch.name, branch.session, rollout.names)
     key = reward_key(name, branch.session, rollout.rewards)
     reward = None if key is None else rollout.rewards[key]
-    is_auxiliary = branch.auxiliary and name is None
-    has_score = key is None or reward is not None
-    is_left_out = is_auxiliary and auxiliary == "leave_out"
+    has_score = rollout.measured and (key is None or reward is not None)
+    of_kind = is_auxiliary(branch.auxiliary, name)
+    is_left_out = of_kind and auxiliary == "leave_out"
     return dataclasses.replace(
         branch,
         name=name,
-        reward=reward,
-        auxiliary=is_auxiliary,
+        reward=reward if rollout.measured else None,
+        auxiliary=of_kind,
         trained=branch.trained and has_score and not is_left_out,
     )
 
@@ -123,6 +164,7 @@ def _conversations(rollout: Rollout) -> Iterator[Branch]:
     yield from rollout.branches
 
 
-def _turns(rollout: Rollout) -> Iterator[TurnRecord]:
+def turns_of(rollout: Rollout) -> Iterator[TurnRecord]:
+    """Yield the turns of all conversations of a rollout."""
     for conversation in _conversations(rollout):
         yield from conversation.turns

@@ -60,7 +60,8 @@ class TurnRecord:
     env_s: float = 0.0
     """Seconds that the environment or agent took after it."""
     reward: float | None = None
-    """The env's reward after this turn's step; None: no score."""
+    """Of this turn alone: the env's reward after its step, or what an agent gave to its answer. The
+    reward of an agent's whole rollout is not one of these. None: no score."""
     stop_token: int | None = None
     """The token that ended the turn: its first stop token, or the token that its stop string begins
     in. The env hears what stands before it. None: cut by length, or its stop token is not known."""
@@ -126,10 +127,11 @@ class Branch:
     """Its own, by `Rollout.rewards`; None: it shares that of the rollout."""
     trained: bool = True
     """False: it is never a row. Its calls were not to be trained (`train=False`), its own reward is
-    None, or it is auxiliary and `RolloutConfig.auxiliary` leaves those out."""
+    None, its rollout was not measured, or it is auxiliary and `RolloutConfig.auxiliary` leaves
+    those out."""
     auxiliary: bool = False
     """True: it has no name, no tools and a prompt of its own, while another conversation of the
-    rollout has tools. A title or a summary, say."""
+    rollout has tools. A title or a summary, say. The main conversation never is."""
     turns: Sequence[TurnRecord] = field(default=(), compare=False)
     """Its own ones, which `columns` holds behind the prompt."""
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
@@ -170,7 +172,8 @@ class Rollout:
     """The names and sessions of all calls, those that were refused among them."""
     reward: float | None = None
     measured: bool = True
-    """False: the adapter says that nothing was measured, so no reward function may score it."""
+    """False: the adapter says that nothing was measured. Then nothing of the rollout has a reward
+    or is trained, and no reward function may score it."""
     turns: list[TurnRecord] = field(default_factory=list)
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
     """As in `Branch`: those in the prompt, where the row was drawn and is a fork."""

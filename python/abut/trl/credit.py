@@ -28,7 +28,8 @@ class ScoredTurn:
 
     Attributes:
         tokens: how many were sampled.
-        reward: what this turn alone was paid; None: nothing.
+        reward: what this turn alone was paid, times the weight of `env_reward` among the reward
+            functions; None: nothing.
     """
 
     tokens: int
@@ -75,9 +76,14 @@ class Returns:
     """Credit by discounted returns: a turn answers for what was paid from there on.
 
     A turn's advantage is its return less the mean return of the other rollouts of its group at the
-    same turn, or at their last one if they ended earlier. The rewards of turns divide a
-    conversation's reward: what no turn was paid is paid at the last one. Where everything is paid
-    there and `discount` is 1, each turn gets the advantage that TRL gives the rollout.
+    same turn, or at their last one if they ended earlier. Where everything is paid at the last turn
+    and `discount` is 1, each turn gets the advantage that TRL gives the rollout.
+
+    The rewards of turns divide the rollout's reward, which is the weighted sum over the reward
+    functions, and add nothing to it. They are parts of the environment's or agent's reward, so they
+    count as often as `env_reward` does: its weight in `reward_weights`, or 1 if it is not among the
+    functions. What no turn was paid, such as the rewards of other functions, is paid at the last
+    turn.
 
     Attributes:
         discount: a reward counts this much less for each turn that lies between; 0 to 1.
@@ -154,8 +160,8 @@ def credited(
             or of the batch, or nothing.
 
     Raises:
-        ValueError: a reward is not finite, a conversation and its turn both have one, or what
-            `credit` returned has another shape or is not finite; names rollout and conversation.
+        ValueError: a reward is not finite, or what `credit` returned has another shape or is not
+            finite; names rollout and conversation.
         Exception: what `credit` raises.
     """
     _check_rewards(rollouts)
@@ -258,14 +264,6 @@ def _check_rewards(rollouts: Sequence[ScoredRollout]) -> None:
                 raise ValueError(
                     f"{where}: {what} is {reward}\nhint: give None where there is no score"
                 )
-        if conversation.reward is not None:
-            for k, turn in enumerate(conversation.turns):
-                if turn.reward is not None:
-                    raise ValueError(
-                        f"{_where(rollout, place[1])} has a reward of its own, by which alone it "
-                        f"is judged, and so has its turn {k}\n"
-                        "hint: give a reward to the conversation or to its turns, not to both"
-                    )
 
 
 def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[float | Floats]]]:
@@ -295,12 +293,13 @@ def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[fl
 
 def _check_count(returned: Any, count: int, what: str, of_each: str) -> None:
     try:
-        found = str(len(returned))
+        found = len(returned)
     except TypeError:
-        found = f"a {type(returned).__name__}"
-    if found != str(count):
+        found = None
+    if found != count:
+        given = f"a {type(returned).__name__}" if found is None else found
         raise ValueError(
-            f"{what}: expected a value for each {of_each}, {count} in all, not {found}\n{_SHAPE}"
+            f"{what}: expected a value for each {of_each}, {count} in all, not {given}\n{_SHAPE}"
         )
 
 

@@ -207,9 +207,32 @@ def _can_be_wrapped(function: Any) -> bool:
     return is_function and not getattr(function, _WRAPPED, False)
 
 
+def _is_of_envs(reward_func: Any) -> bool:
+    return getattr(reward_func, "__wrapped__", reward_func) is env_reward
+
+
 def are_of_envs(reward_funcs: Iterable[Any]) -> bool:
     """Return whether `env_reward` is all there is, so that no function scores what it leaves."""
-    return all(getattr(f, "__wrapped__", f) is env_reward for f in reward_funcs)
+    return all(map(_is_of_envs, reward_funcs))
+
+
+def env_weight(trainer: Any) -> float:
+    """Return how often a rollout's reward has that of its environment in it.
+
+    The rewards of turns are parts of that, so they count as often. It is the weight of
+    `env_reward`, or 1 where that is not among the trainer's functions, because another one may use
+    the environment's reward.
+    """
+    pairs = zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True)
+    weights = [weight for function, weight in pairs if _is_of_envs(function)]
+    return sum(weights) if weights else 1.0
+
+
+def total_reward(rewards: Iterable[float | None], weights: Iterable[float]) -> float | None:
+    """Return the sum that TRL makes of the rewards of functions; None: no function gave one."""
+    pairs = zip(rewards, weights, strict=True)
+    known = [weight * reward for reward, weight in pairs if reward is not None]
+    return sum(known) if known else None
 
 
 class ModelMetrics:

@@ -16,6 +16,7 @@ from abut.envs.task import RolloutTask
 from abut.records.record import score_record
 from abut.records.recorder import Recorder
 from abut.rollout.rollout import Rollout
+from abut.trl.rewards import total_reward
 from abut.trl.rows.all_rows import AllRows
 from abut.trl.rows.row_batch import RowBatch
 
@@ -108,7 +109,7 @@ class TrainerScores:
                     batch.run_id,
                     rollout.rollout_id,
                     given,
-                    total=total_reward(given, weights),
+                    total=total_reward(given.values(), [weights.get(name, 1.0) for name in given]),
                     advantage=advantages[k],
                     rows=batch.rows.rows_of(k, advantages[k]) if has_rows else None,
                 )
@@ -135,12 +136,6 @@ class TrainerScores:
 
         trainer.add_callback(Collect())
         self._followed = trainer
-
-
-def total_reward(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """The sum that TRL makes of rewards, each times its weight; None: no function gave one."""
-    known = [weights.get(name, 1.0) * value for name, value in rewards.items() if value is not None]
-    return sum(known) if known else None
 
 
 def _weights(trainer: Any) -> dict[str, float]:

@@ -153,18 +153,32 @@ def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklev
             f"optim={optimizer!r}: it takes a step in each backward pass, and the rows of a "
             f"micro-step need several\nhint: another optimizer, or {_ONE_ROW}"
         )
-    if has_credit and getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
-        raise ValueError(
-            'credit= with multi_objective_aggregation="normalize_then_sum": turns divide one '
-            "reward, and this makes an advantage of each reward function\n"
-            'hint: multi_objective_aggregation="sum_then_normalize", or leave credit out'
-        )
+    if has_credit:
+        check_one_reward(trainer, "credit")
     for name, classes in _replaced(type(trainer)):
         warnings.warn(
             f"{classes} replaces {name} of GRPOTrainer, through which abut makes a row of each "
             "conversation and trains it\n"
             f"hint: call super().{name}(…) there, and expect more rows than prompts",
             stacklevel=stacklevel + 1,
+        )
+
+
+def check_one_reward(trainer: Any, what: str) -> None:
+    """Refuse a trainer that does not make one reward of those of its functions.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        what: the name of what needs one.
+
+    Raises:
+        ValueError: names it.
+    """
+    if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
+        raise ValueError(
+            f'{what} with multi_objective_aggregation="normalize_then_sum", which makes an '
+            f"advantage of each reward function, while {what} needs one reward for each rollout\n"
+            f'hint: multi_objective_aggregation="sum_then_normalize", or leave {what} out'
         )
 
 

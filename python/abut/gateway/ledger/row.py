@@ -21,7 +21,12 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
 from abut.rollout.conversation import PolicyTurn
-from abut.rollout.named_rewards import Auxiliary, conversation_name, reward_key
+from abut.rollout.named_rewards import (
+    Auxiliary,
+    conversation_name,
+    is_auxiliary,
+    reward_key,
+)
 from abut.rollout.rollout import Branch, BranchCause, Rollout, StopReason, TurnRecord
 
 LIMITS = (
@@ -94,6 +99,9 @@ class BranchSpan(NamedTuple):
     followed: bool = True
     """As in `Branch`."""
 
+    looks_auxiliary: bool = False
+    """See `is_auxiliary`."""
+
     @property
     def calls(self) -> Sequence[AgentCall]:
         """The calls from `begin` to `end`."""
@@ -126,13 +134,9 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
         rollout.asked_by = frozenset(ledger.callers.asked_by)
         rollout.client_rewrites = dict(ledger.client_rewrites)
         rollout.tool_choice_unmet = ledger.tool_choice_unmet
-        row, others = divide(ledger.branches, choice, can_be_row(ledger.branches, result))
+        row, others = divide(ledger.branches, choice, result)
         cause = None if row is None else row.branch.cause
-        auxiliary = _auxiliary(ledger.branches, row)
-        rollout.branches = [
-            _recorded(span, span.branch.cause or cause, auxiliary=span.branch in auxiliary)
-            for span in others
-        ]
+        rollout.branches = [_recorded(span, span.branch.cause or cause) for span in others]
         rollout.stop_reason = StopReason.ENV_DONE
         if ledger.refused is StopReason.EMPTY_SAMPLE:
             rollout.stop_reason = ledger.refused
@@ -140,7 +144,6 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
             rollout.stop_reason = limit
         if row is not None:
             _fill_row(rollout, row)
-            rollout.turns[-1].reward = result.reward
     if result.messages is not None:
         rollout.messages = container_copy([dict(message) for message in result.messages])
 
@@ -173,62 +176,69 @@ def _record(call: AgentCall) -> TurnRecord:
 # ---- which calls make which row
 
 
-def can_be_row(branches: Sequence[LedgerBranch], result: AgentResult) -> list[LedgerBranch]:
-    """Return the branches that are trained; those without a score only if there are no others."""
-    trained = [branch for branch in branches if branch.caller.train]
-    scored = [branch for branch in trained if _has_score(branch.caller, result)]
-    return scored if any(branch.delivered_calls for branch in scored) else trained
-
-
-def _has_score(caller: Caller, result: AgentResult) -> bool:
-    name = conversation_name(caller.name, caller.session, result.names)
-    key = reward_key(name, caller.session, result.rewards)
-    return key is None or result.rewards[key] is not None
-
-
-def _auxiliary(branches: Sequence[LedgerBranch], row: BranchSpan | None) -> set[LedgerBranch]:
-    """Return the branches without tools beside others with some; see `Branch.auxiliary`."""
-    without = {frame: not json.loads(frame)[0] for frame in {branch.frame for branch in branches}}
-    if all(without[branch.frame] for branch in branches if branch.calls):
-        return set()
-    # Branches share the entries that they have in common, so those of one root begin with the same.
-    root_of_row = None if row is None else row.branch.entries[0]
-    others = [branch for branch in branches if branch.entries[0] is not root_of_row]
-    return {branch for branch in others if without[branch.frame] and branch.caller.name is None}
-
-
 def divide(
-    branches: Sequence[LedgerBranch],
-    choice: RowChoice,
-    rows: Sequence[LedgerBranch] | None = None,
+    branches: Sequence[LedgerBranch], choice: RowChoice, result: AgentResult
 ) -> tuple[BranchSpan | None, list[BranchSpan]]:
     """Return the row of a rollout, None if no sample was delivered, and the spans beside it.
 
     Args:
         branches: of the rollout.
         choice: of the row.
-        rows: the branches that can be the row; None: all.
+        result: of the agent: a conversation without a score is the row only if all others have none
+            either.
 
     The division does not depend on what "random" draws: a drawn row trains its own calls alone, so
     that the mean over all draws counts each sample once.
     """
     unfollowed = unfollowed_calls(branches)
-    rows = branches if rows is None else rows
-    row = row_of(rows, choice.branch, unfollowed)
-    spans = [] if row is None else [_span(row, 0, row.delivered_calls, unfollowed)]
-    spans += _others(branches, row, unfollowed)
-    if row is None:
+    trained = [branch for branch in branches if branch.caller.train]
+    scored = [branch for branch in trained if _has_score(branch.caller, result)]
+    rows = scored if any(branch.delivered_calls for branch in scored) else trained
+    main = row_of(rows, choice.branch, unfollowed)
+    spans = [] if main is None else [_span(main, 0, main.delivered_calls, unfollowed)]
+    spans += _others(branches, main, unfollowed)
+    auxiliary = _looking_auxiliary(branches, main)
+    spans = [span._replace(looks_auxiliary=span.branch in auxiliary) for span in spans]
+    if main is None:
         return None, spans
     if choice.branch != "random":
         return spans[0], spans[1:]
-    left_out = _auxiliary(branches, spans[0]) if choice.auxiliary == "leave_out" else set()
-    drawn = [span for span in spans if span.branch in rows and span.branch not in left_out]
-    weights = weights_of(drawn, by_tokens=choice.by_tokens)
-    (chosen,) = random.Random(choice.seed).choices(drawn, weights)
-    return chosen, [span for span in spans if span is not chosen]
+    drawn = [
+        span
+        for span in spans
+        if span.branch in rows
+        and not (
+            choice.auxiliary == "leave_out"
+            and is_auxiliary(span.looks_auxiliary, _name_of(span.branch.caller, result))
+        )
+    ]
+    chances = chances_of(drawn, by_tokens=choice.by_tokens)
+    (row,) = random.Random(choice.seed).choices(drawn, chances)
+    return row, [span for span in spans if span is not row]
 
 
-def weights_of(spans: Sequence[BranchSpan], *, by_tokens: bool) -> list[int]:
+def _name_of(caller: Caller, result: AgentResult) -> str | None:
+    return conversation_name(caller.name, caller.session, result.names)
+
+
+def _has_score(caller: Caller, result: AgentResult) -> bool:
+    key = reward_key(_name_of(caller, result), caller.session, result.rewards)
+    return key is None or result.rewards[key] is not None
+
+
+def _looking_auxiliary(
+    branches: Sequence[LedgerBranch], main: LedgerBranch | None
+) -> set[LedgerBranch]:
+    """Return the branches without tools, beside others with some, that have a root of their own."""
+    without = {frame: not json.loads(frame)[0] for frame in {branch.frame for branch in branches}}
+    if all(without[branch.frame] for branch in branches if branch.calls):
+        return set()
+    # Branches share the entries that they have in common, so those of one root begin with the same.
+    root = None if main is None else main.entries[0]
+    return {b for b in branches if without[b.frame] and b.entries[0] is not root}
+
+
+def chances_of(spans: Sequence[BranchSpan], *, by_tokens: bool) -> list[int]:
     """Return how often each span is drawn as the row; 0 if it was not received or not followed.
 
     A loss that takes the mean over the tokens of each row (`grpo`, `sapo`) has to draw a row in
@@ -236,12 +246,12 @@ def weights_of(spans: Sequence[BranchSpan], *, by_tokens: bool) -> list[int]:
     mean, which is the mean over all n tokens. A loss that adds up tokens has to draw each of the k
     rows equally often: the expected loss is 1 / k of the sum over all tokens.
     """
-    can_be_row = [span.delivered and span.followed for span in spans]
-    if not any(can_be_row):
-        can_be_row[0] = True
+    is_drawn = [span.delivered and span.followed for span in spans]
+    if not any(is_drawn):
+        is_drawn[0] = True
     return [
-        (span.sampled_tokens if by_tokens else 1) if can else 0
-        for span, can in zip(spans, can_be_row, strict=True)
+        (span.sampled_tokens if by_tokens else 1) if drawn else 0
+        for span, drawn in zip(spans, is_drawn, strict=True)
     ]
 
 
@@ -345,7 +355,7 @@ def _columns(branch: LedgerBranch, begin: int, end: int) -> Columns:
     )
 
 
-def _recorded(span: BranchSpan, cause: BranchCause | None, *, auxiliary: bool) -> Branch:
+def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
     branch = span.branch
     turns = branch.conversation.turns
     return Branch(
@@ -358,7 +368,7 @@ def _recorded(span: BranchSpan, cause: BranchCause | None, *, auxiliary: bool) -
         name=branch.caller.name,
         session=branch.caller.session,
         trained=branch.caller.train,
-        auxiliary=auxiliary,
+        auxiliary=span.looks_auxiliary,
         turns=[_record(call) for call in span.calls],
         turns_before=[_record(call) for call in branch.calls[: span.begin]],
     )

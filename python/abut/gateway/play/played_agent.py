@@ -16,6 +16,7 @@ from abut.agents.protocol import (
     max_calls_of,
     name_of,
     result_of,
+    score_of,
     session_header_of,
 )
 from abut.concurrency.loop import LoopTasks
@@ -31,7 +32,7 @@ from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, ToolProcessor
 from abut.rollout.batch import Batch
-from abut.rollout.named_rewards import RewardKeys, give_rewards
+from abut.rollout.named_rewards import RewardKeys, give_rewards, turns_of
 from abut.rollout.player import AgentPlayer, AnyEpisode
 from abut.rollout.rollout import Rollout
 
@@ -176,6 +177,11 @@ class PlayedAgent(AgentPlayer):
         result = result_of(said, name, place, on_nan=lambda: nan(name))
         rollout.reward, rollout.extras = result.reward, result.extras
         rollout.rewards, rollout.names = result.rewards, result.names
+        try:
+            for turn in turns_of(rollout):
+                turn.reward = score_of(turn.reward, "a turn", on_nan=lambda: nan(name))
+        except TypeError as error:
+            raise placed(EnvError(f"{name}: {error}"), place) from None
         if rollout.failed:  # perhaps before some of its parts had asked anything
             return
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from abut.agents.protocol import NAME_HINT, AgentResult, is_name
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal, short
-from abut.rollout.named_rewards import RewardKeys
+from abut.rollout.named_rewards import ConversationKeys, RewardKeys
 
 
 def check_keys(ledger: Ledger, result: AgentResult) -> None:
@@ -16,9 +16,12 @@ def check_keys(ledger: Ledger, result: AgentResult) -> None:
     Raises:
         Refusal: names the key.
     """
-    callers = [(branch.caller.name, branch.caller.session) for branch in ledger.branches]
-    answers = {call.answered.result().id for call in ledger.calls if call.sample is not None}
-    keys = RewardKeys(callers, ledger.callers.asked_by, answers, of_turns=True)
+    conversations, answers = [], {}
+    for branch in ledger.branches:
+        conversations.append(ConversationKeys(branch.caller.name, branch.caller.session))
+        for call in branch.calls:
+            answers[call.answered.result().id] = conversations[-1]
+    keys = RewardKeys(conversations, ledger.callers.asked_by, answers, of_turns=True)
     try:
         keys.check(result.rewards, result.names)
     except ValueError as error:

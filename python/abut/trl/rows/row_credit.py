@@ -13,7 +13,7 @@ import numpy as np
 
 from abut.errors import RolloutError, text_of
 from abut.notices import Once
-from abut.rollout.rollout import Branch, Rollout, TurnRecord
+from abut.rollout.rollout import Branch, TurnRecord
 from abut.trl.credit import (
     Credited,
     ScoredConversation,
@@ -24,8 +24,9 @@ from abut.trl.credit import (
 )
 from abut.trl.ranks import gathered
 from abut.trl.returns import Floats, increments
-from abut.trl.rewards import OWN_REWARDS, are_of_envs
+from abut.trl.rewards import OWN_REWARDS, are_of_envs, env_weight, total_reward
 from abut.trl.rows.row_batch import RowBatch
+from abut.trl.trainer_checks import check_one_reward
 
 _once = Once(logging.getLogger(__name__))
 
@@ -45,7 +46,7 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
         RolloutError: a row has other tokens than its turns; or another rank raised.
         Exception: what `credit` raises; on the other ranks a RolloutError says so.
     """
-    scored = scored_rollouts(batch, rewards_of(trainer, batch), advantages)
+    scored = scored_rollouts(batch, rewards_of(trainer, batch), advantages, env_weight(trainer))
     if batch.own_rewards:
         _check_own_rewards(trainer)
     found = _same_on_all_ranks(trainer, batch, scored)
@@ -84,12 +85,7 @@ def _check_own_rewards(trainer: Any) -> None:
     Raises:
         ValueError: says which.
     """
-    if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
-        raise ValueError(
-            'AgentResult.rewards with multi_objective_aggregation="normalize_then_sum": a '
-            "conversation's reward belongs to no reward function\n"
-            'hint: multi_objective_aggregation="sum_then_normalize"'
-        )
+    check_one_reward(trainer, "AgentResult.rewards")
     if not are_of_envs(trainer.reward_funcs):
         _once.warn("own rewards", OWN_REWARDS)
 
@@ -128,15 +124,18 @@ def rewards_of(trainer: Any, batch: RowBatch) -> list[float | None]:
     """
     weights = trainer.reward_weights.tolist()
     first = trainer.accelerator.process_index * len(batch.rollouts)
-    found: list[float | None] = []
-    for of_rollout in batch.rewards[first : first + len(batch.rollouts)].tolist():
-        known = [w * r for w, r in zip(weights, of_rollout, strict=True) if not math.isnan(r)]
-        found.append(sum(known) if known else None)
-    return found
+    of_rollouts = batch.rewards[first : first + len(batch.rollouts)].tolist()
+    return [
+        total_reward([None if math.isnan(r) else r for r in of_functions], weights)
+        for of_functions in of_rollouts
+    ]
 
 
 def scored_rollouts(
-    batch: RowBatch, rewards: Sequence[float | None], advantages: Sequence[float]
+    batch: RowBatch,
+    rewards: Sequence[float | None],
+    advantages: Sequence[float],
+    weight: float,
 ) -> list[ScoredRollout]:
     """Return this rank's rollouts as `credit` gets them.
 
@@ -144,43 +143,33 @@ def scored_rollouts(
         batch: their rows.
         rewards: of each rollout.
         advantages: of each rollout.
+        weight: what a turn was paid counts so many times, see `env_weight`.
     """
     found = []
     for k, rollout in enumerate(batch.rollouts):
         # The row of a rollout that failed is a stop token that is not trained.
         rows = [] if rollout.failed else batch.conversations[k]
-        every = [_scored(rollout, row, runs=batch.scores_run[k]) for row in rows]
+        every = [_scored(row, weight, runs=batch.scores_run[k]) for row in rows]
         none = ScoredConversation(rollout.name, rollout.row_reward, [])
         found.append(ScoredRollout(rollout.rollout_id, rewards[k], advantages[k], every or [none]))
     return found
 
 
-def _scored(rollout: Rollout, row: Branch, *, runs: bool) -> ScoredConversation:
+def _scored(row: Branch, weight: float, *, runs: bool) -> ScoredConversation:
     turns = own_turns(row)
-    rewards = [_reward_of(rollout, row, turn) for turn in turns]
+    rewards = [turn.reward for turn in turns]
     if runs:
         rewards = increments(rewards)
+    paid = [None if reward is None else weight * reward for reward in (*row.before, *rewards)]
+    before, own = paid[: len(row.before)], paid[len(row.before) :]
     return ScoredConversation(
         row.name,
         row.reward,
-        [ScoredTurn(turn.end - turn.start, r) for turn, r in zip(turns, rewards, strict=True)],
-        row.before,
+        [ScoredTurn(turn.end - turn.start, r) for turn, r in zip(turns, own, strict=True)],
+        before,
     )
 
 
 def own_turns(row: Branch) -> list[TurnRecord]:
     """Return the turns of a conversation that its row trains."""
     return [turn for turn in row.turns if turn.end > turn.start and row.trained]
-
-
-def _reward_of(rollout: Rollout, row: Branch, turn: TurnRecord) -> float | None:
-    """Return what a turn was paid.
-
-    The last turn of an agent's row has the reward that the agent returned, which pays for all turns
-    of the rollout, and for none of a row that is judged by a reward of its own.
-    """
-    is_last = turn is rollout.turns[-1]
-    is_whole = is_last and (turn.reward == rollout.reward or row.reward is not None)
-    if is_whole and turn.answer_id is not None and turn.answer_id not in rollout.rewards:
-        return None
-    return turn.reward
