@@ -9,7 +9,10 @@ from tests.kit.training.ranks import run_ranks
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+from abut.trl.version import METRICS_OF_TOKENS, trl_version
+from tests.kit.training.ranks.rows import WHOLE_ROWS, script
 from tests.kit.training.row_cases import WORST
+from tests.kit.training.scripted_rows import RowsRun
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +34,28 @@ def test_the_gradient_of_two_ranks_is_that_of_all_rollouts(
         assert max(rank["errors"]) < WORST, rank["errors"]
     assert ranks[0]["logged"]["entropy"] > 1
     assert ranks[0]["logged"]["rollout/rows/mean"] == (few + many) / 8
+
+
+def test_the_metrics_of_two_ranks_are_those_of_all_rollouts(tmp_path: Path) -> None:
+    """Rank 0 has padding, in pieces of their own, and rank 1 has none."""
+    ranks = run_ranks("rows", tmp_path, "metrics")
+    (few, padded), (many, also) = (rank["rows"] for rank in ranks)
+    assert few == 4 < many == padded == also
+    whole = RowsRun(tmp_path, script, rollouts=8, **WHOLE_ROWS).train()
+    assert not whole.trainer.abut_rows.padding_rows
+    prefixes: tuple[str, ...] = ("sampling/importance_sampling_ratio/", "rollout/rows/")
+    if trl_version() >= METRICS_OF_TOKENS:  # before, TRL takes means of ranks
+        prefixes += ("entropy", "clip_ratio/")
+    first, second = whole.trainer.state.log_history[:2]
+    for step in (first, second):
+        names = {name for name in step if name.startswith(prefixes)}
+        right = {name: step[name] for name in names}
+        for rank in ranks:
+            logged = rank["logged"][step is second]
+            assert {name: logged[name] for name in names} == pytest.approx(right, rel=1e-4)
+    assert first["sampling/importance_sampling_ratio/mean"] != 1
+    if trl_version() >= METRICS_OF_TOKENS:
+        assert second["clip_ratio/low_mean"] > 0
 
 
 @pytest.mark.deepspeed

@@ -1,6 +1,7 @@
 """The trainer around the rows: their numbers, pieces, metrics, tables, warnings and errors."""
 
 import dataclasses
+import functools
 import random
 import re
 from pathlib import Path
@@ -20,12 +21,13 @@ from abut.trl import trainer_checks  # noqa: E402
 from abut.trl.rows import row_metrics  # noqa: E402
 from abut.trl.rows.all_rows import AllRows, with_all_rows  # noqa: E402
 from abut.trl.rows.row_batch import ForwardRows  # noqa: E402
-from abut.trl.version import trl_version  # noqa: E402
+from abut.trl.version import METRICS_OF_TOKENS, trl_version  # noqa: E402
 from tests.kit.training.row_cases import PADDED, WORST, errors_of  # noqa: E402
 from tests.kit.training.scripted_rows import (  # noqa: E402
     RowsRun,
     alone,
     branching,
+    kept_outputs,
     random_columns,
     rollout_of,
 )
@@ -46,7 +48,7 @@ class Forward(NamedTuple):
         numbers = self.rows.numbers
         for row, ids, real in zip(numbers, self.input_ids, self.attention, strict=True):
             if row < 0:
-                assert real.sum() == 2, "a padding row is two tokens"
+                assert real.sum() == 3, "a padding row is three tokens"
                 continue
             k, j = self.rows.batch.places[row]
             own = self.rows.batch.conversations[k][j].columns
@@ -219,6 +221,57 @@ def test_other_metrics_are_over_all_rows_without_padding(tmp_path: Path) -> None
         assert run.logged()["rollout/dropped_sampled_frac"] == 0
 
 
+@pytest.mark.parametrize("clips", ["some", "all"])
+@pytest.mark.parametrize(
+    ("loss_type", "level"), [("grpo", "token"), ("grpo", "sequence"), ("cispo", "sequence")]
+)
+def test_metrics_of_a_chunk_are_those_without_its_padding(
+    tmp_path: Path, loss_type: str, level: str, clips: str
+) -> None:
+    """Padding has its ratio at 1 and clips nothing, so it would be the minimum, and pull means."""
+
+    def short(rng: random.Random, task: Any) -> Any:
+        others = [random_columns(rng) for _ in range(task.index == 0)]
+        return rollout_of(task, round(rng.random(), 2), random_columns(rng), *others)
+
+    settings = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.3}
+    run = RowsRun(tmp_path, short, accumulation=4, num_iterations=2, max_steps=2, **settings)
+    kept = kept_outputs(run.trainer)
+    trainer, model = run.train().trainer, run.trainer.model
+    chunk = kept[0]
+    assert chunk["abut_row"].tolist() == [*range(9), -1, -1, -1]
+    sign = -1 if loss_type == "grpo" else 1  # `cispo` clips from above alone
+    noise = torch.rand(
+        chunk["old_per_token_logps"].shape, generator=torch.Generator().manual_seed(1)
+    )
+    if clips == "all":
+        chunk["old_per_token_logps"] -= sign * 2
+        chunk["advantages"][:9] = sign
+    else:
+        chunk["old_per_token_logps"] += 2 * noise - 1
+    without = {
+        name: value[:9] if isinstance(value, torch.Tensor) and value.ndim else value
+        for name, value in chunk.items()
+    }
+
+    def logged(compute_loss: Any, inputs: Any) -> dict[str, float]:
+        trainer._metrics["train"].clear()
+        compute_loss(model, inputs)
+        return {name: value for name, (value,) in trainer._metrics["train"].items()}
+
+    of_trl = trl.GRPOTrainer.compute_loss
+    right = logged(functools.partial(of_trl, trainer), without)
+    assert logged(functools.partial(of_trl, trainer), chunk) != right or level == "token"
+    if loss_type == "grpo":
+        assert right["clip_ratio/low_min"] == (clips == "all")
+    for piece in (1, 2, 5, 12):
+        trainer.args.per_device_train_batch_size = piece
+        found = logged(trainer.compute_loss, chunk)
+        if trl_version() < METRICS_OF_TOKENS:  # its minima are of a whole rank
+            found |= {name: right[name] for name in right if name.endswith(("_min", "_max"))}
+        assert found == pytest.approx(right, rel=1e-5), piece
+
+
 @pytest.mark.parametrize("piece", [None, 2])
 def test_ratios_and_clips_of_whole_rows_are_without_padding(
     tmp_path: Path, piece: int | None
@@ -237,11 +290,7 @@ def test_ratios_and_clips_of_whole_rows_are_without_padding(
         vllm_mode="sequence_truncate",
         importance_sampling_level="sequence",
     )
-    kept: list[Any] = []
-    score = run.trainer._generate_and_score_completions
-    run.trainer._generate_and_score_completions = lambda inputs: (
-        kept.append(score(inputs)) or kept[0]
-    )
+    kept = kept_outputs(run.trainer)
     run.train()
     assert run.trainer.abut_rows.padding_rows == 3
     ratios = kept[0]["importance_sampling_ratio"][:9, 0]
@@ -312,11 +361,7 @@ def test_a_late_fork_widens_no_prompt(tmp_path: Path) -> None:
         return rollout_of(task, rng.random(), main, random_columns(rng, prompt=whole))
 
     run = RowsRun(tmp_path, forked)
-    kept: list[Any] = []
-    score = run.trainer._generate_and_score_completions
-    run.trainer._generate_and_score_completions = lambda inputs: (
-        kept.append(score(inputs)) or kept[0]
-    )
+    kept = kept_outputs(run.trainer)
     run.train()
     assert kept[0]["prompt_ids"].shape == (16, 2)
     assert kept[0]["abut_row"].tolist() == list(range(16))

@@ -30,7 +30,7 @@ def rollout_stats(
     *,
     agents: bool = False,
     tools: ToolCounts | None = None,
-    trains_all: bool = False,
+    trains_all: bool | None = False,
 ) -> Stats:
     """Return the figures of one rollout that metrics are made of.
 
@@ -39,7 +39,8 @@ def rollout_stats(
         agents: whether any rollout of the batch could be an agent's; the same on all ranks.
         tools: the calls of its environment. None if no environment of the batch has tools, which
             is the same on all ranks.
-        trains_all: whether each conversation that was delivered is trained.
+        trains_all: whether each conversation that was delivered is trained, or one of them; None:
+            nothing is, in evaluation.
     """
     # An agent that wants a conversation untrained loses nothing by it.
     trained = [(int(b.columns.env_mask.sum()), b) for b in rollout.branches if b.trained]
@@ -48,13 +49,15 @@ def rollout_stats(
     of_agent = {
         "branches": len(rollout.branches) + (rollout.columns is not None),
         "branch_tokens": sum(tokens for tokens, _ in trained),
-        "dropped_tokens": sum(n for n, b in trained if not (trains_all and b.delivered)),
         "untrained_tokens": rollout.dropped_tokens - sum(tokens for tokens, _ in trained),
         "auxiliary_tokens": sum(int(branch.columns.env_mask.sum()) for branch in auxiliary),
         "named_rewards": named_rewards(rollout),
         "client_rewrites": dict(rollout.client_rewrites),
         "tool_choice_unmet": rollout.tool_choice_unmet,
     }
+    if trains_all is not None:
+        dropped = sum(n for n, branch in trained if not (trains_all and branch.delivered))
+        of_agent["dropped_tokens"] = dropped
     figures = {
         **(of_agent if agents else {}),
         **of_tools,
@@ -215,9 +218,10 @@ def _log_branches(
     """Log how agents branched and rewrote; an environment has one conversation, unchanged."""
     branches = [row["branches"] for row in stats if row["branches"]]
     log_metric("rollout/branches/mean", sum(branches) / len(branches) if branches else math.nan)
-    dropped = sum(row["dropped_tokens"] for row in stats)
     sampled = sum(row["branch_tokens"] + row["sampled_tokens"] for row in stats)
-    log_metric("rollout/dropped_sampled_frac", dropped / sampled if sampled else math.nan)
+    if "dropped_tokens" in stats[0]:
+        dropped = sum(row["dropped_tokens"] for row in stats)
+        log_metric("rollout/dropped_sampled_frac", dropped / sampled if sampled else math.nan)
     for rule in REWRITES:
         count = sum(row["client_rewrites"].get(rule, 0) for row in stats)
         log_metric(f"rollout/client_rewrites/{rule}", count / len(stats))

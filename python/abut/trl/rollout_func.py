@@ -218,7 +218,7 @@ class RolloutFunc:
             self._engine,
             agents=bool(route.agents),
             tools=has_tools(route.kinds),
-            trains_all=self._trains_all,
+            trains_all=self._trains_all if mode == "train" else None,
         )
         rows |= environments_of(tasks, route.kinds)
         return (tasks, rollouts, rows), failures, failures.tally(rollouts)

@@ -15,6 +15,9 @@ ARRAYS_IN_ROWS = (1, 16)
 
 COUNTS_ALL_ROWS = (1, 9)
 """From here on `num_items_in_batch` counts the rows that are trained; before, the main ones."""
+METRICS_OF_TOKENS = (1, 9)
+"""From here on a loss logs means over tokens or rows of all ranks, and minima over rows; before,
+means and minima of each rank's mean, which is 0 where a rank trains nothing."""
 TABLES_OF_MAIN_ROWS = (1, 15)
 """From here on the table of completions has what `_generate` returned; before, all rows."""
 LIGER_IS_LOGPROBS = (1, 14)

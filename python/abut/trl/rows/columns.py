@@ -39,7 +39,7 @@ def rows_of(
     *,
     agents: bool = False,
     tools: bool = False,
-    trains_all: bool = False,
+    trains_all: bool | None = False,
 ) -> dict[str, list[Any]]:
     """Return the columns that TRL requires and the extras, each as long as `rollouts`.
 
@@ -49,7 +49,7 @@ def rows_of(
         engine: has played them.
         agents: whether any of the batch could be an agent's.
         tools: whether any of the batch could be of an environment with tools.
-        trains_all: whether each conversation that was delivered is trained.
+        trains_all: see `rollout_stats`.
     """
     told = [told_of(rollout, task) for rollout, task in zip(rollouts, tasks, strict=True)]
     counts = [_tool_counts(task) if tools else None for task in tasks]

@@ -12,12 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from abut.trl.rows.row_batch import ROW
 from abut.trl.rows.row_weights import trained_mask
+from abut.trl.version import METRICS_OF_TOKENS, trl_version
 
 _OF_PROMPT = ("prompt_ids", "prompt_mask")
 _OF_COMPLETION = (
@@ -125,7 +126,8 @@ def trimmed(inputs: dict[str, Any], multiple: int) -> dict[str, Any]:
     """
     width = inputs["prompt_mask"].shape[1], inputs["completion_mask"].shape[1]
     prompt = _width(inputs["prompt_mask"].flip(1), multiple)
-    completion = _width(inputs["completion_mask"], multiple)
+    # TRL takes what is one column wide for numbers of whole rows, and counts padding in them.
+    completion = _width(inputs["completion_mask"], multiple, least=2)
     found = dict(inputs)
     for name in _OF_PROMPT:
         found[name] = inputs[name][:, width[0] - prompt :]
@@ -139,10 +141,10 @@ def trimmed(inputs: dict[str, Any], multiple: int) -> dict[str, Any]:
     return found
 
 
-def _width(mask: torch.Tensor, multiple: int) -> int:
-    """Return how many columns are needed up to the last with a 1, at least one of them."""
+def _width(mask: torch.Tensor, multiple: int, *, least: int = 1) -> int:
+    """Return how many columns are needed up to the last with a 1, at least so many of them."""
     used = mask.any(0).nonzero()
-    width = 1 if not len(used) else int(used[-1]) + 1
+    width = max(least, int(used[-1]) + 1 if len(used) else 0)
     whole: int = mask.shape[1]
     return min(-(-width // multiple) * multiple, whole)
 
@@ -173,14 +175,26 @@ def _backward(trainer: Any, loss: Any) -> None:
 
 # ---- metrics
 
+_RATIO_MEANS = frozenset(
+    {"cispo_clip_ratio", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
+)
+_TOKEN_MEANS = _RATIO_MEANS | {"kl", "entropy"}
+"""Metrics that TRL takes the mean of over trained tokens; of ratios of whole rows, over rows."""
+_LOW_MEAN, _LOW_MIN, _HIGH_MAX = "clip_ratio/low_mean", "clip_ratio/low_min", "clip_ratio/high_max"
+_PHI = "vespo/phi_seq_mean"
+_OF_ROWS = _TOKEN_MEANS | {_LOW_MIN, _HIGH_MAX, _PHI}
+"""Metrics that rows have; others are of a micro-step, or of a trainer's subclass."""
+
 
 @dataclass(frozen=True)
 class _Counts:
-    """Numbers of a piece over all ranks."""
+    """Numbers of a piece over all ranks, and on how many of those it trains tokens."""
 
     tokens: int
     rows: int
     padding: int
+    ranks: int
+    training_ranks: int
 
 
 def _counts(trainer: Any, pieces: Sequence[RowPiece]) -> list[_Counts]:
@@ -189,9 +203,12 @@ def _counts(trainer: Any, pieces: Sequence[RowPiece]) -> list[_Counts]:
         for piece in pieces
     ]
     counts = torch.tensor(of_rank, dtype=torch.int64, device=trainer.accelerator.device)
+    of_ranks = trainer.accelerator.gather(counts).view(-1, *counts.shape)
+    tokens, rows, padding = of_ranks.sum(0).T.tolist()
+    training = (of_ranks[:, :, 0] > 0).sum(0).tolist()
     return [
-        _Counts(*of_piece)
-        for of_piece in trainer.accelerator.reduce(counts, reduction="sum").tolist()
+        _Counts(*of_piece, len(of_ranks), ranks)
+        for *of_piece, ranks in zip(tokens, rows, padding, training, strict=True)
     ]
 
 
@@ -199,45 +216,84 @@ def _padding(piece: RowPiece) -> int:
     return int((piece.inputs[ROW] < 0).sum())
 
 
-def _counted_by_rows(trainer: Any, inputs: Mapping[str, Any]) -> set[str]:
+def _counted_by_rows(trainer: Any, inputs: Mapping[str, Any]) -> frozenset[str]:
     """Return the metrics that TRL takes the mean of over rows, padding included."""
     if inputs["advantages"].ndim > 1:  # one number for each token, as a product with them
-        return set()
-    found = {"vespo/phi_seq_mean"}
-    if trainer.importance_sampling_level == "sequence":
-        found |= {f"clip_ratio/{name}_mean" for name in ("low", "high", "region")}
-        found |= {"cispo_clip_ratio"}
-    return found
+        return frozenset()
+    is_by_rows = trainer.importance_sampling_level == "sequence"
+    return frozenset({_PHI}) | (_RATIO_MEANS if is_by_rows else frozenset())
 
 
 def _joined(
     logged: Sequence[Metrics],
     shares: Sequence[float],
     counts: Sequence[_Counts],
-    by_rows: set[str],
+    by_rows: frozenset[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield each metric of a chunk from those of its pieces, in TRL's order."""
+    """Yield each metric of a chunk from those of its pieces, in TRL's order.
+
+    A metric that no piece has a number for is left out.
+    """
+    is_by_rank = trl_version() < METRICS_OF_TOKENS
+    found: dict[str, float] = {}
     for name in dict.fromkeys(name for metrics in logged for name in metrics):
         have = [
-            (k, metrics[name][-1])
+            (counts[k], shares[k], metrics[name][-1])
             for k, metrics in enumerate(logged)
             if metrics.get(name) and not math.isnan(metrics[name][-1])
         ]
-        values = [value for _, value in have]
-        if name in by_rows:
-            of_padding = 1.0 if name == "vespo/phi_seq_mean" else 0.0
-            total = sum(v * counts[k].rows - of_padding * counts[k].padding for k, v in have)
-            rows = sum(counts[k].rows - counts[k].padding for k, _ in have)
-            yield name, total / rows if rows else math.nan
-        elif len(values) < 2:
-            yield name, values[0] if values else math.nan
-        elif name.endswith(("_min", "/min")):
-            yield name, min(values)
-        elif name.endswith(("_max", "/max")):
-            yield name, max(values)
-        elif name == "policy_loss":
-            yield name, sum(shares[k] * v for k, v in have)
-        else:
-            total = sum(counts[k].tokens * v for k, v in have)
-            tokens = sum(counts[k].tokens for k, _ in have)
-            yield name, total / tokens if tokens else values[-1]
+        if name in _OF_ROWS:
+            have = [one for one in have if one[0].rows > one[0].padding]
+        if is_by_rank:
+            have = _over_training_ranks(name, have, by_rows)
+        elif name == _LOW_MIN and _LOW_MEAN in by_rows and have:
+            # Each row is clipped or not, and padding is not: the least is 1 if all others are.
+            have = [(have[0][0], 1.0, float(found.get(_LOW_MEAN, 0.0) > 1 - 1e-6))]
+        joined = _join(name, have, by_rows)
+        if joined is not None:
+            found[name] = joined
+            yield name, joined
+
+
+_Value: TypeAlias = tuple[_Counts, float, float]
+"""The numbers of a piece, its share and the value of a metric."""
+
+
+def _over_training_ranks(
+    name: str, have: Sequence[_Value], by_rows: frozenset[str]
+) -> Sequence[_Value]:
+    """Return what TRL logs as a mean over ranks for those alone that train tokens of a piece.
+
+    The others have 0, or count padding, and so would be the minimum.
+    """
+    if name == _LOW_MIN:
+        if _LOW_MEAN in by_rows:
+            return [one for one in have if one[0].padding == 0]
+        return [one for one in have if one[0].training_ranks == one[0].ranks]
+    if name not in _TOKEN_MEANS - by_rows:
+        return have
+    return [
+        (n, share, value * n.ranks / n.training_ranks)
+        for n, share, value in have
+        if n.training_ranks
+    ]
+
+
+def _join(name: str, have: Sequence[_Value], by_rows: frozenset[str]) -> float | None:
+    values = [value for _, _, value in have]
+    if not values:
+        return None
+    if name.endswith(("_min", "/min")):
+        return min(values)
+    if name.endswith(("_max", "/max")):
+        return max(values)
+    if name == "policy_loss":
+        return sum(share * value for _, share, value in have)
+    if name in by_rows:
+        of_padding = 1.0 if name == _PHI else 0.0
+        total = sum(value * n.rows - of_padding * n.padding for n, _, value in have)
+        return total / sum(n.rows - n.padding for n, _, _ in have)
+    tokens = sum(n.tokens for n, _, _ in have)
+    if tokens:
+        return sum(n.tokens * value for n, _, value in have) / tokens
+    return None if name in _OF_ROWS else values[-1]

@@ -154,10 +154,13 @@ class RowBatch:
         Raises:
             RolloutError: a list is not there.
         """
-        padding: dict[str, list[Any]] = {"logprobs": [0.0], "env_mask": [0]}
+        end = self.padding_id
+        # Two tokens: TRL takes completions of one for numbers of whole rows, see `pieces.trimmed`.
+        padding = {"prompt_ids": [end], "completion_ids": [end] * 2}
+        padding |= {"logprobs": [0.0] * 2, "env_mask": [0] * 2}
         longer = {}
         for name, rows in self.lists.items():
-            row = padding.get(name, [self.padding_id])
+            row = padding[name]
             more = [[*row] for _ in range(self.padding_rows)]
             longer[id(self.columns[name])] = rows + more
         if missing := longer.keys() - {id(part) for part in returned}:

@@ -69,14 +69,15 @@ def log_ratios(trainer: Any, ratios: Any) -> None:
     """
     import torch
 
+    of_rank = torch.stack([ratios.min(), ratios.sum(), torch.ones_like(ratios).sum(), ratios.max()])
+    least, total, rows, most = trainer.accelerator.gather(of_rank).view(-1, 4).T
     metrics = trainer._metrics["train"]
-    for name, of_rank, of_all in (
-        ("min", torch.min, torch.min),
-        ("mean", torch.mean, torch.nanmean),
-        ("max", torch.max, torch.max),
+    for name, value in (
+        ("min", least.min()),
+        ("mean", total.sum() / rows.sum()),
+        ("max", most.max()),
     ):
-        gathered = trainer.accelerator.gather(of_rank(ratios))
-        metrics[f"sampling/importance_sampling_ratio/{name}"][-1] = of_all(gathered).item()
+        metrics[f"sampling/importance_sampling_ratio/{name}"][-1] = value.item()
 
 
 def warn_of_masked_rows(ratios: Any, trained: Any) -> None:

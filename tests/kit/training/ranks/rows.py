@@ -71,15 +71,42 @@ def deepspeed_on_cpus() -> None:
     AcceleratorState.__init__ = with_deepspeed
 
 
-def main(folder: Path, kind: str, loss_type: str, iterations: str) -> None:
+WHOLE_ROWS: dict[str, Any] = {
+    "importance_sampling_level": "sequence",
+    "vllm_mode": "sequence_truncate",
+    "num_iterations": 2,
+    "max_steps": 2,
+}
+"""Ratios of whole rows, which padding has too."""
+
+
+def write_metrics(folder: Path) -> None:
+    """Train on one micro-step of each rank, and write down what was logged.
+
+    Args:
+        folder: for it.
+    """
+    run = RowsRun(folder, script, rollouts=4, piece=1, ddp_timeout=60, **WHOLE_ROWS).train()
+    batch = run.trainer.abut_rows
+    leave(
+        folder,
+        {"rows": [len(batch.places), batch.rows], "logged": run.trainer.state.log_history},
+    )
+    os._exit(0)  # see `main`
+
+
+def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> None:
     """Train on one generation batch; write down how far each gradient is from the oracle's.
 
     Args:
         folder: for what is found.
         kind: how the model is trained; with "-unflagged", DeepSpeed may step after each piece.
+            "metrics": see `write_metrics`.
         loss_type: of the trainer.
         iterations: over the batch; 1 with DeepSpeed, whose gradient is read off its step.
     """
+    if kind == "metrics":
+        write_metrics(folder)
     kind, _, control = kind.partition("-")
     if kind == "fsdp2":
         shard_on_cpus()
