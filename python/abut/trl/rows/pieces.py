@@ -204,11 +204,12 @@ def _counts(trainer: Any, pieces: Sequence[RowPiece]) -> list[_Counts]:
     ]
     counts = torch.tensor(of_rank, dtype=torch.int64, device=trainer.accelerator.device)
     of_ranks = trainer.accelerator.gather(counts).view(-1, *counts.shape)
-    tokens, rows, padding = of_ranks.sum(0).T.tolist()
-    training = (of_ranks[:, :, 0] > 0).sum(0).tolist()
+    training_ranks = (of_ranks[:, :, 0] > 0).sum(0).tolist()
     return [
-        _Counts(*of_piece, len(of_ranks), ranks)
-        for *of_piece, ranks in zip(tokens, rows, padding, training, strict=True)
+        _Counts(tokens, rows, padding, len(of_ranks), training)
+        for (tokens, rows, padding), training in zip(
+            of_ranks.sum(0).tolist(), training_ranks, strict=True
+        )
     ]
 
 
@@ -259,9 +260,7 @@ _Value: TypeAlias = tuple[_Counts, float, float]
 """The numbers of a piece, its share and the value of a metric."""
 
 
-def _over_training_ranks(
-    name: str, have: Sequence[_Value], by_rows: frozenset[str]
-) -> Sequence[_Value]:
+def _over_training_ranks(name: str, have: list[_Value], by_rows: frozenset[str]) -> list[_Value]:
     """Return what TRL logs as a mean over ranks for those alone that train tokens of a piece.
 
     The others have 0, or count padding, and so would be the minimum.

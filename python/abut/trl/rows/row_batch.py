@@ -156,7 +156,7 @@ class RowBatch:
         """
         end = self.padding_id
         # Two tokens: TRL takes completions of one for numbers of whole rows, see `pieces.trimmed`.
-        padding = {"prompt_ids": [end], "completion_ids": [end] * 2}
+        padding: dict[str, list[Any]] = {"prompt_ids": [end], "completion_ids": [end] * 2}
         padding |= {"logprobs": [0.0] * 2, "env_mask": [0] * 2}
         longer = {}
         for name, rows in self.lists.items():
