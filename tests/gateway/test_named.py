@@ -353,7 +353,8 @@ def test_an_answer_s_id_is_a_key_as_the_client_got_it(play: Play) -> None:
             await client.ask(messages)
         return AgentResult(1.0, rewards={body["id"]: 0.25})
 
-    rollout = play(by_turn).rollout
+    rollout = play(by_turn, retries=1).rollout
+    assert rollout.attempts == 1, "another attempt would return the same keys"
     assert rollout.error is not None
     assert "an answer's id, but rewards of single turns need credit" in rollout.error
     rollout = play(by_turn, rewards_turns=True).rollout

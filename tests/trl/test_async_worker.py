@@ -619,11 +619,20 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         make(reward_funcs=[])
     with pytest.raises(TypeError, match="config must be a RolloutConfig"):
         make(config=3)
-    with pytest.raises(TypeError, match="credit= with the asynchronous worker: AsyncGRPOTrainer "):
+    with pytest.raises(TypeError) as raised:
         make(credit=lambda group: group)
+    assert str(raised.value) == (
+        "credit= with the asynchronous worker: AsyncGRPOTrainer takes one advantage for each row, "
+        "not one for each token\nhint: leave it out, or train with abut.trl.GRPOTrainer; rewards "
+        "of whole conversations (AgentResult.rewards) count here"
+    )
     for branch in ("longest", "last", "random"):
-        with pytest.raises(TypeError, match=rf"branch='{branch}'\) with the asynchronous worker"):
+        with pytest.raises(TypeError) as raised:
             make(config=RolloutConfig(branch=branch))  # type: ignore[arg-type]
+        assert str(raised.value) == (
+            f"RolloutConfig(branch={branch!r}) with the asynchronous worker: it trains every "
+            "conversation\nhint: leave branch out"
+        )
     make(config=RolloutConfig(branch="all"))
     assert make()._arguments.config.turn_timeout_s == args.request_timeout
     monkeypatch.setattr("abut.trl.streaming.worker.trl_version", lambda: (1, 10))

@@ -210,12 +210,23 @@ def test_what_credit_raises_and_returns_is_checked(tmp_path: Path) -> None:
 def test_a_trained_token_in_no_turn_is_an_error(tmp_path: Path) -> None:
     def forgotten(rng: random.Random, task: Any) -> Any:
         rollout = branching(rng, task)
-        del rollout.turns[-1]
+        if task.index == 1:
+            del rollout.turns[-1]
         return rollout
 
-    RowsRun(tmp_path / "none", forgotten).train()
-    with pytest.raises(RolloutError, match="so a trained token is in no turn"):
+    run = RowsRun(tmp_path / "none", forgotten).train()
+    (of_run,) = [r for r in run.source.played[:8] if r.index == 1]
+    listed, trained = of_run.sampled_tokens, int(of_run.columns.env_mask.sum())
+    assert listed < trained
+    with pytest.raises(RolloutError) as raised:
         RowsRun(tmp_path / "credit", forgotten, credit=Returns()).train()
+    rollout_id, _, said = str(raised.value).partition(", ")
+    assert rollout_id.startswith("rollout 'train-0-0-1-")
+    assert said == (
+        f"conversation 0: its turns have {listed} tokens and its row trains {trained}, so a "
+        "trained token is in no turn, or in two\n"
+        "hint: whoever made the rollout must list each of its turns"
+    )
 
 
 def test_other_ranks_hear_of_a_trained_token_in_no_turn(tmp_path: Path, monkeypatch: Any) -> None:
@@ -237,15 +248,27 @@ def test_other_ranks_hear_of_a_trained_token_in_no_turn(tmp_path: Path, monkeypa
     assert "so a trained token is in no turn" in said[-1]
 
 
+NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
+
+
+def refusal_of(folder: Path, error: type[Exception], *script: Any, **settings: Any) -> str:
+    with pytest.raises(error) as raised:
+        RowsRun(folder, *script, **settings).train()
+    return str(raised.value)
+
+
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"\(credit=…\) with TRL's own GRPOTrainer, which"):
-        RowsRun(tmp_path / "trl", trainer_class=trl.GRPOTrainer, credit=Returns()).train()
-    with pytest.raises(ValueError, match='credit with multi_objective_aggregation="normalize'):
-        RowsRun(
-            tmp_path / "sum",
-            credit=Returns(),
-            multi_objective_aggregation="normalize_then_sum",
-        ).train()
+    of_trl = {"trainer_class": trl.GRPOTrainer, "credit": Returns()}
+    assert refusal_of(tmp_path / "trl", TypeError, **of_trl) == (
+        "make_rollout_func(credit=…) with TRL's own GRPOTrainer, which gives all tokens of a "
+        "rollout one advantage\nhint: from abut.trl import GRPOTrainer, or "
+        "abut.trl.extend(trainer) before train()"
+    )
+    assert refusal_of(tmp_path / "sum", ValueError, credit=Returns(), **NORMALIZED) == (
+        'credit with multi_objective_aggregation="normalize_then_sum": it makes an advantage of '
+        "each reward function, and credit needs one reward for each conversation\n"
+        'hint: multi_objective_aggregation="sum_then_normalize", or leave credit out'
+    )
     with pytest.raises(TypeError, match="credit='turns': must be None, Returns"):
         make_rollout_func(Talk, credit="turns")  # type: ignore[arg-type]
 
@@ -286,8 +309,12 @@ def test_other_reward_functions_do_not_count_for_them(
     assert "do not count for them" not in caplog.text
     RowsRun(tmp_path / "two", players, reward_funcs=[abut.trl.env_reward, length]).train()
     assert caplog.text.count("the reward functions of the trainer do not count for them") == 1
-    with pytest.raises(ValueError, match=r"AgentResult\.rewards with multi_objective_aggreg"):
-        RowsRun(tmp_path / "sum", players, multi_objective_aggregation="normalize_then_sum").train()
+    assert refusal_of(tmp_path / "sum", ValueError, players, **NORMALIZED) == (
+        'AgentResult.rewards with multi_objective_aggregation="normalize_then_sum": it makes an '
+        "advantage of each reward function, and AgentResult.rewards needs one reward for each "
+        'conversation\nhint: multi_objective_aggregation="sum_then_normalize", or leave '
+        "AgentResult.rewards out"
+    )
 
 
 def test_rollouts_with_a_seat_that_no_other_has_are_counted(tmp_path: Path) -> None:

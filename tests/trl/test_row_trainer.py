@@ -78,8 +78,14 @@ def probed(run: RowsRun) -> list[Forward]:
     """Train, and return each pass through a model."""
     run.trainer.seen = []
     # `pytest.warns` passes other warnings on, beyond the filters that know where they come from.
-    with pytest.warns(UserWarning, match="Probe replaces _get_per_token_logps_and_entropies of"):
+    with pytest.warns(UserWarning, match="Probe replaces") as warned:
         run.train()
+    assert str(warned[0].message) == (
+        "Probe replaces _get_per_token_logps_and_entropies of GRPOTrainer, through which abut "
+        "makes a row of each conversation and trains it\n"
+        "hint: call super()._get_per_token_logps_and_entropies(…) there, and expect more rows than "
+        "prompts"
+    )
     assert run.trainer.abut_forward is None, "between forwards"
     seen: list[Forward] = run.trainer.seen
     return seen
@@ -313,8 +319,23 @@ def test_many_tokens_under_sequence_mask_are_warned_of(
         RowsRun(tmp_path / mode, unlikely, vllm_mode=mode).train()
         said = [r.getMessage() for r in caplog.records if "sequence_mask" in r.getMessage()]
         assert len(said) == (mode == "sequence_mask")
-    assert "tokens that a batch would train have weight 0" in said[0]
-    assert 'GRPOConfig(vllm_importance_sampling_mode="token_truncate")' in said[0]
+    share, _, rest = said[0].partition("% of the ")
+    assert int(share) >= 10
+    assert rest.partition(" ")[2] == (
+        "tokens that a batch would train have weight 0: "
+        'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops whole rows where the '
+        "product of the tokens' ratios is too large, and long rows get there soon\n"
+        'hint: GRPOConfig(vllm_importance_sampling_mode="token_truncate")'
+    )
+
+
+@pytest.mark.parametrize(("zeroed", "warns"), [(9, False), (10, True)])
+def test_a_tenth_of_the_tokens_is_many(
+    zeroed: int, warns: bool, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(row_metrics, "_once", row_metrics.Once(row_metrics.logger))
+    row_metrics.warn_of_masked_rows(torch.tensor([0.0, 1.0]), torch.tensor([zeroed, 100 - zeroed]))
+    assert ("token_truncate" in caplog.text) == warns
 
 
 # ---- which rows
@@ -386,8 +407,12 @@ def test_the_class_is_that_of_trl_now(monkeypatch: Any) -> None:
 
 def test_a_trainer_is_extended_before_it_trains(tmp_path: Path) -> None:
     run = RowsRun(tmp_path, alone, trainer_class=trl.GRPOTrainer).train()
-    with pytest.raises(RuntimeError, match=r"extend\(GRPOTrainer\) after training has begun"):
+    with pytest.raises(RuntimeError, match="hint: ") as raised:
         abut.trl.extend(run.trainer)
+    assert str(raised.value) == (
+        "extend(GRPOTrainer) after training has begun: rows of a batch that was made without it "
+        "are being trained\nhint: call it before trainer.train()"
+    )
     fresh = RowsRun(tmp_path, extend=True)
     assert abut.trl.extend(fresh.trainer) is fresh.trainer
     assert type(fresh.trainer) is abut.trl.GRPOTrainer
@@ -431,8 +456,14 @@ def test_lists_that_trl_did_not_hand_on(tmp_path: Path) -> None:
 
         return wrapper
 
-    with pytest.raises(RolloutError, match="TRL did not hand on 'logprobs' of the rollout_func"):
+    with pytest.raises(RolloutError) as raised:
         RowsRun(tmp_path, wrap=copying).train()
+    assert str(raised.value) == (
+        "TRL did not hand on 'logprobs' of the rollout_func as it was, so the other conversations "
+        "of its rollouts have no place\n"
+        "hint: pass make_rollout_func(…) itself, and change no list that it returns; or "
+        'RolloutConfig(branch="longest"), which needs no other rows'
+    )
     RowsRun(tmp_path, alone, wrap=copying).train()  # nothing is added, so nothing is missing
 
 
@@ -455,15 +486,31 @@ def checked(
 
 def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -> None:
     checked(monkeypatch, use_liger_kernel=True)
-    with pytest.raises(
-        ValueError, match=r"use_liger_kernel=True with TRL 1\.13: its loss takes no"
-    ):
-        checked(monkeypatch, (1, 13), use_liger_kernel=True)
     checked(monkeypatch, loss_type="luspo")
-    with pytest.raises(ValueError, match=r'loss_type="luspo" with TRL 1\.9: it counts padding'):
-        checked(monkeypatch, (1, 9), loss_type="luspo")
-    with pytest.raises(ValueError, match="loss_type='newest': abut knows how to weigh the rows"):
-        checked(monkeypatch, loss_type="newest")
+    cases: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
+        (
+            (1, 13),
+            {"use_liger_kernel": True},
+            "use_liger_kernel=True with TRL 1.13: its loss takes no weights of rows\n"
+            "hint: pip install 'trl>=1.14', use_liger_kernel=False",
+        ),
+        (
+            (1, 9),
+            {"loss_type": "luspo"},
+            'loss_type="luspo" with TRL 1.9: it counts padding, so the loss of a row depends on '
+            "the rows beside it\nhint: pip install 'trl>=1.10', another loss_type",
+        ),
+        (
+            (1, 16),
+            {"loss_type": "newest"},
+            "loss_type='newest': abut knows how to weigh the rows of a rollout under bnpo, cispo, "
+            "dapo, dr_grpo, grpo, luspo, sapo, vespo alone\nhint: one of these",
+        ),
+    ]
+    for version, changes, said in cases:
+        with pytest.raises(ValueError, match="hint: ") as raised:
+            checked(monkeypatch, version, **changes)
+        assert str(raised.value) == f"{said}, or {ONE_ROW}"
 
 
 @pytest.mark.parametrize("credit", [False, True])
@@ -473,9 +520,12 @@ def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_where_there_are_pieces(
     monkeypatch: Any, optim: str, credit: bool
 ) -> None:
-    with pytest.raises(ValueError, match=f"optim='{optim}': it takes a step in each backw") as told:
+    with pytest.raises(ValueError, match="hint: ") as told:
         checked(monkeypatch, optim=optim, credit=credit)
-    assert str(told.value).endswith(f"hint: another optimizer, or {ONE_ROW}")
+    assert str(told.value) == (
+        f"optim={optim!r}: it takes a step in each backward pass, and the rows of a micro-step "
+        f"need several\nhint: another optimizer, or {ONE_ROW}"
+    )
     checked(monkeypatch, optim=optim, others=False, credit=True)  # the hint helps
 
 

@@ -165,19 +165,19 @@ def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklev
 
 
 def check_one_reward(trainer: Any, what: str) -> None:
-    """Refuse a trainer that does not make one reward of those of its functions.
+    """Refuse a trainer that does not add up the rewards of its functions.
 
     Args:
         trainer: a `GRPOTrainer`.
-        what: the name of what needs one.
+        what: the setting that needs a single reward.
 
     Raises:
-        ValueError: names it.
+        ValueError: names the setting.
     """
     if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
         raise ValueError(
-            f'{what} with multi_objective_aggregation="normalize_then_sum", which makes an '
-            f"advantage of each reward function, while {what} needs one reward for each rollout\n"
+            f'{what} with multi_objective_aggregation="normalize_then_sum": it makes an advantage '
+            f"of each reward function, and {what} needs one reward for each conversation\n"
             f'hint: multi_objective_aggregation="sum_then_normalize", or leave {what} out'
         )
 
