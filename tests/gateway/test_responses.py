@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from abut.gateway.dialects.responses import Responses
+from abut.gateway.ledger.entry import BranchEntry
+from abut.gateway.ledger.matching import keys_read, keys_returned, rewrite_of
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.gateway import Gateway
 from tests.kit.clients.anthropic_client import causes, ledger_of, send
+from tests.kit.data.trl_templates import with_template
 from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, post, says, serving, user
 from tests.kit.stage.rollouts import Recording, Stage
 
@@ -276,6 +279,46 @@ def test_thinking_that_comes_back_as_text_is_a_counted_rewrite(
     assert dict(ledger.client_rewrites) == (rewrites or {})
 
 
+THINKS_OTHERWISE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_text_like_thinking_is_text_where_the_template_writes_thinking_otherwise(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    spoken = "<think>\nI should look.\n</think>"
+    tokenizer = with_template(hf_tokenizer, THINKS_OTHERWISE)
+    with serving(says(stage, spoken, "Yes."), tokenizer) as gateway:
+        client = Client(gateway)
+        items: list[Any] = [user("What is it?")]
+        (message,) = client.ask(items)["output"]
+        assert (message["type"], message["content"][0]["text"]) == ("message", spoken)
+        client.ask([*items, message, user("Well?")])
+        assert client.causes == [None]
+        ledger = ledger_of(gateway, "a")
+        assert ledger is not None
+        assert not ledger.client_rewrites
+        message["content"][0]["text"] = spoken.replace("should", "must")
+        client.ask([*items, message, user("Well?")])
+        assert client.causes == [None, "rewritten"]
+
+
+def test_thinking_as_text_is_thinking_in_a_new_conversation_too(
+    gateway: Gateway, sampler: Recording, stage: Stage
+) -> None:
+    talk = Talk(gateway)
+    thinking_as("<think>\nI should look.\n</think>")(talk.items)
+    other = {**TOOL, "name": "another"}
+    assert not talk.goes_on(tools=[other, TOOL])  # which renders the conversation anew
+    prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)
+    assert prompt.count("I should look.") == 1
+    assert prompt.count("Let me see.") == 1
+
+
 def test_that_rewrite_can_be_switched_off(stage: Stage, hf_tokenizer: Any) -> None:
     with serving(says(stage, *TEXTS), hf_tokenizer, rewrites=()) as gateway:
         talk = Talk(gateway)
@@ -332,6 +375,56 @@ def test_each_kind_of_call_is_the_item_that_its_client_knows(
             "arguments": '{"a": "two"}',
         },
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"patch": "*** Begin"},
+        {"input": 3},
+        {"input": "a", "patch": "b"},
+        {"input": {"input": "a"}},
+        {"input": '{"patch": "a"}'},
+        {"input": '{"input": "a"}'},
+        {},
+    ],
+)
+def test_a_custom_tool_may_be_called_with_any_arguments(
+    stage: Stage, hf_tokenizer: Any, arguments: dict[str, Any]
+) -> None:
+    texts = (a_call("patch", text="Now.\n", **arguments), "Done.")
+    with serving(says(stage, *texts), hf_tokenizer) as gateway:
+        client = Client(gateway, tools=[CUSTOM, TOOL])
+        text, call = client.ask([user("Go.")])["output"]
+        assert call["type"] == "custom_tool_call"
+        done = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+        client.ask([user("Go."), text, call, done])
+        assert client.causes == [None]
+        ledger = ledger_of(gateway, "a")
+        assert ledger is not None
+        assert not ledger.client_rewrites
+        # Nothing but that item is the call.
+        function = {"type": "function_call", "call_id": call["call_id"], "name": "patch"}
+        edits: list[dict[str, Any]] = [
+            {**call, "input": f"{call['input']} "},
+            {**call, "name": "lookup"},
+            {**call, "namespace": "files"},
+        ]
+        if arguments != {"input": call["input"]}:
+            edits.append({**function, "arguments": {"input": call["input"]}})
+        for number, edit in enumerate(edits):
+            client.ask([user("Go."), text, edit, {**done, "type": "function_call_output"}])
+            assert len(client.causes) == number + 2, edit
+
+
+def test_the_call_of_a_custom_tool_is_found_where_the_rollout_is_not_named() -> None:
+    own = {"id": "c", "function": {"name": "patch", "arguments": '{"input": 3}'}}
+    entry = BranchEntry({"role": "assistant", "content": "", "tool_calls": [own]}, ours=True)
+    entry.dialect = dialect = Responses()
+    item = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": '{"input": 3}'}
+    (came,) = dialect.read({"input": [item], "tools": [CUSTOM]}).messages
+    assert rewrite_of(came, entry, dialect) == ""
+    assert {*keys_returned(entry)} & {*keys_read(came, dialect)}
 
 
 def test_a_search_shows_what_it_found_by_its_flat_names() -> None:

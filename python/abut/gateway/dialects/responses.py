@@ -7,7 +7,7 @@ response's request and its answer, which the ledger has.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from abut._native import Tokenizer
@@ -25,11 +25,18 @@ from abut.gateway.dialects.dialect import (
     text_at,
 )
 from abut.gateway.dialects.responses_answers import events, response_body
-from abut.gateway.dialects.responses_tools import ResponsesTools, add_tools, call_of_item
+from abut.gateway.dialects.responses_tools import (
+    ResponsesTools,
+    add_tools,
+    call_of_item,
+    is_custom_call,
+    unwrapped,
+)
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
-from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.entry import REORDERED, RESPELLED
+from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, comparable_call, is_deep
+from abut.gateway.ledger.entry import REREAD, RESPELLED, BranchEntry, Calls, without_space
+from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal, short
 from abut.messages import Message
 
@@ -60,6 +67,8 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _CALLS = ("function_call", "custom_tool_call", "tool_search_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+# The field of a message for each list of texts of a reasoning item.
+_REASONING = {"summary": "reasoning_content", "content": "reasoning"}
 _THINKING = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
 _COMPACTION = "compaction"
 
@@ -126,6 +135,25 @@ class Responses(HttpDialect):
             echo=_echoed(body),
             dialect=self,
         )
+
+    def rewrite_of(
+        self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
+    ) -> str | None:
+        """Return `""` for an answer whose calls of custom tools came back as their items are."""
+        if same_calls or text != entry.text or len(calls) != len(entry.calls):
+            return None
+        own = zip(calls, entry.calls, calls_of(entry.message), strict=True)
+        same = (comparable_call(c) == key or is_custom_call(c, mine) for c, key, mine in own)
+        return "" if all(same) else None
+
+    def keys_returned(self, entry: BranchEntry) -> Iterator[Hashable]:
+        """Yield the key of an answer that does not change with a custom tool's arguments."""
+        yield from self.keys_read(entry.text, key_of_calls(calls_of(entry.message)))
+
+    def keys_read(self, text: str, calls: tuple[Any, ...]) -> Iterator[Hashable]:
+        """Yield that key of a message that may be an answer."""
+        if calls:
+            yield "unwrapped", without_space(text), tuple(map(unwrapped, calls))
 
     def rollout_of(self, body: Mapping[str, Any]) -> str | None:
         """Return the rollout that `previous_response_id` names, if it does."""
@@ -222,7 +250,7 @@ def _messages(
                 turn = _ItemTurn(thinking_as_text)
                 turns.append(turn)
                 messages.append(turn.message)
-            turn.add(kind, item, where)
+            turn.add(kind, item, where, tools)
             continue
         turn = None
         messages.append(_said(kind, item, where, tools))
@@ -231,45 +259,65 @@ def _messages(
     return messages
 
 
-class _ItemTurn(ReturnedTurn):
+class _ItemTurn:
     """The items between two inputs.
+
+    A text like `<think>…</think>` may be the thinking of an answer, as pydantic-ai writes it, or
+    its text. Which of the two it is depends on the answer, so the turn is read in both ways.
 
     Args:
         thinking_as_text: whether an answer whose thinking is a text can be the policy's.
     """
 
     def __init__(self, thinking_as_text: bool) -> None:
-        super().__init__()
         self._thinking_as_text = thinking_as_text
+        self._turn = ReturnedTurn()
+        self._reread: ReturnedTurn | None = None
 
-    def add(self, kind: str, item: Mapping[str, Any], where: str) -> None:
+    @property
+    def message(self) -> Message:
+        """The message of an answer; `end` completes it."""
+        return self._turn.message
+
+    def add(self, kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> None:
         """Add the next item."""
+        readings = [self._turn] if self._reread is None else [self._turn, self._reread]
         if kind == "reasoning":
-            self.add_reasoning("".join(_texts(item.get("summary"), where)))
-            self.add_reasoning("".join(_texts(item.get("content"), where)), "reasoning")
-            self.add_handle(text_at(item, "encrypted_content") or "")
+            texts = {name: "".join(_texts(item.get(name), where)) for name in _REASONING}
+            handle = text_at(item, "encrypted_content") or ""
+            for turn in readings:
+                for name, field in _REASONING.items():
+                    turn.add_reasoning(texts[name], field)
+                turn.add_handle(handle)
         elif kind in _CALLS:
-            self.add_call(call_of_item(item, where))
+            call = call_of_item(item, where, tools.names)
+            for turn in readings:
+                turn.add_call(call)
         else:
-            self._add_message(item.get("content"), where)
+            self._add_message(item.get("content"), where, readings)
 
-    def _add_message(self, content: Any, where: str) -> None:
+    def _add_message(self, content: Any, where: str, readings: list[ReturnedTurn]) -> None:
         parts = content if isinstance(content, list) else []
         if refused := [part for part in parts if _is_refusal(part)]:
             if is_deep(refused):
                 raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="input")
-            self.message["refusal"] = refused  # the policy's answers have none
+            for turn in readings:
+                turn.message["refusal"] = refused  # the policy's answers have none
         said = [part for part in parts if not _is_refusal(part)]
         text = "".join(_texts(said if parts else content, where))
-        if not self.in_reasoning or (thinking := _THINKING.fullmatch(text)) is None:
-            self.add_text(text)
-            return
-        # A client wrote its thinking as a text, as pydantic-ai does.
-        self.add_reasoning(thinking[1])
-        if self._thinking_as_text:
-            self.message[RESPELLED] = THINKING_AS_TEXT
-        else:
-            self.message[REORDERED] = True
+        thinking = _THINKING.fullmatch(text) if self._thinking_as_text else None
+        if thinking is not None and readings[-1].in_reasoning:
+            self._reread = self._reread or self._turn.copy()
+            self._reread.add_reasoning(thinking[1])
+        elif self._reread is not None:
+            self._reread.add_text(text)
+        self._turn.add_text(text)
+
+    def end(self) -> None:
+        """Complete the message, with its other reading if there is one."""
+        self._turn.end()
+        if self._reread is not None:
+            self.message[REREAD] = {**self._reread.end(), RESPELLED: THINKING_AS_TEXT}
 
 
 def _is_refusal(part: Any) -> bool:

@@ -4,11 +4,11 @@ Invariant: a call that was written as an item and comes back is the call that wa
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from abut.gateway.dialects.dialect import check_tools
-from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
+from abut.gateway.ledger.comparable import MOST_DEPTH, arguments_of, comparable, is_deep
 from abut.gateway.ledger.refusal import Refusal, short
 
 TOOL_SEARCH = "tool_search"
@@ -101,8 +101,13 @@ def flat_name(namespace: Any, name: str) -> str:
     return f"{namespace}{_NAMESPACE_END}{name}" if isinstance(namespace, str) else name
 
 
-def call_of_item(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the call that an item is."""
+def call_of_item(
+    item: Mapping[str, Any], where: str, names: Mapping[str, ToolName]
+) -> dict[str, Any]:
+    """Return the call that an item is.
+
+    The call of a custom tool keeps its type, see `is_custom_call`.
+    """
     kind = item["type"].removesuffix("_call")
     id_, name = item.get("call_id"), TOOL_SEARCH if kind == TOOL_SEARCH else item.get("name")
     if not isinstance(id_, str) or not isinstance(name, str):
@@ -116,7 +121,36 @@ def call_of_item(item: Mapping[str, Any], where: str) -> dict[str, Any]:
             param="input",
         )
     flat = flat_name(item.get("namespace"), name)
-    return {"id": id_, "type": "function", "function": {"name": flat, "arguments": arguments}}
+    custom = kind == "custom_tool" and flat in names and names[flat].kind == "custom"
+    function = {"name": flat, "arguments": arguments}
+    return {"id": id_, "type": "custom" if custom else "function", "function": function}
+
+
+def is_custom_call(call: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Return whether a call is one of the policy's as `item_of_call` writes it for a custom tool.
+
+    The policy may call such a tool with other arguments than a text, which its item has as JSON.
+
+    Args:
+        call: as `call_of_item` returns it.
+        own: of the policy.
+    """
+    function, mine = call["function"], own["function"]
+    return (
+        call.get("type") == "custom"
+        and function["name"] == mine["name"]
+        and function["arguments"] == {"input": mine["arguments"]}
+    )
+
+
+def unwrapped(key: tuple[Hashable, Hashable]) -> tuple[Hashable, Hashable]:
+    """Return the key of a call, the same for both spellings of a custom tool's arguments."""
+    name, arguments = key
+    if isinstance(arguments, tuple) and arguments[0] == "object" and len(arguments[1]) == 1:
+        ((field, text),) = arguments[1]
+        if field == "input" and isinstance(text, str):
+            return name, comparable(arguments_of(text))
+    return key
 
 
 def item_of_call(call: Mapping[str, Any], names: Mapping[str, ToolName]) -> dict[str, Any]:

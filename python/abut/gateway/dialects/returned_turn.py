@@ -26,6 +26,13 @@ class ReturnedTurn:
         self._handles: list[str] = []
         self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
 
+    def copy(self) -> "ReturnedTurn":
+        """Return a turn with the same parts, to which others may be added."""
+        other = ReturnedTurn()
+        other.message, other._last, other._handles = {**self.message}, self._last, [*self._handles]
+        other._said.update({field: [*texts] for field, texts in self._said.items()})
+        return other
+
     @property
     def in_reasoning(self) -> bool:
         """True before the first text or call."""

@@ -30,7 +30,9 @@ REORDERED = "reordered"
 """The key of a message whose parts came in another order than the parts of an answer have."""
 RESPELLED = "respelled"
 """The key of a message that a dialect read by a rewrite, whose rule is the value."""
-OWN_KEYS = (HANDLE, REORDERED, RESPELLED)
+REREAD = "reread"
+"""The key of a message that a rewrite reads otherwise; the value is the message as it reads it."""
+OWN_KEYS = (HANDLE, REORDERED, RESPELLED, REREAD)
 """Keys of messages that dialects set themselves."""
 
 
@@ -60,6 +62,8 @@ class Dialect:
         self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool
     ) -> str | None:
         """Return the rule by which a message is this answer though they differ; None: it is not.
+
+        The rule is `""` where they differ as two spellings of one history do, which is not counted.
 
         Args:
             text: of the message, stripped.

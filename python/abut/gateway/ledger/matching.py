@@ -27,6 +27,7 @@ from abut.gateway.ledger.entry import (
     HANDLE,
     LEFT_OUT,
     REORDERED,
+    REREAD,
     RESPELLED,
     BranchEntry,
     Calls,
@@ -210,6 +211,14 @@ def _how_returned(
 
 def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
     """Return `""` if a message is this answer, the rule if it was changed, None if it is not."""
+    how = _rewrite_of(message, entry, dialect)
+    if how is None and (other := message.get(REREAD)) is not None:
+        return None if _rewrite_of(other, entry, dialect) is None else str(other[RESPELLED])
+    return how
+
+
+def _rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
+    """Return what `rewrite_of` does, for one reading of a message."""
     if message == entry.message:  # only texts are in ours, so Python's `True == 1` cannot mislead
         return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
@@ -224,7 +233,7 @@ def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | 
         return None
     same_calls = _same_calls(calls, entry)
     if same_calls and text == entry.text:
-        return str(message.get(RESPELLED, ""))
+        return ""
     return dialect.rewrite_of(text, calls, entry, same_calls=same_calls)
 
 
@@ -239,6 +248,8 @@ def keys_returned(entry: BranchEntry) -> Iterator[Hashable]:
 
 def keys_read(message: Message, dialect: Dialect) -> Iterator[Hashable]:
     """Yield the keys of a message that may be an answer."""
+    if (other := message.get(REREAD)) is not None:
+        yield from keys_read(other, dialect)
     if (text := text_of(message.get("content"))) is None:
         return
     calls = key_of_calls(calls_of(message))
@@ -248,6 +259,7 @@ def keys_read(message: Message, dialect: Dialect) -> Iterator[Hashable]:
 
 def is_left_out(message: Message) -> bool:
     """Return whether it may be an answer without text and calls, which some clients leave out."""
+    message = message.get(REREAD, message)  # which has less text, if any
     return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
 
 

@@ -12,7 +12,7 @@ from abut.concurrency.threads import work_done
 from abut.errors import TemplateError, TokenizerError
 from abut.gateway.ledger.agent_call import HANDLES, AgentCall, AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
-from abut.gateway.ledger.entry import HANDLE, Dialect
+from abut.gateway.ledger.entry import HANDLE, REREAD, Dialect
 from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.refusal import Refusal, unwritten
 from abut.gateway.ledger.system_messages import SYSTEM_ROLES
@@ -149,7 +149,7 @@ def call_of_answer(id_: str, calls: Sequence[AgentCall]) -> AgentCall | None:
 
 
 def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> list[Message]:
-    """Return messages with the reasoning that they have only a handle of.
+    """Return messages with the reasoning that they have only a handle of, or as a text.
 
     Args:
         messages: of a client.
@@ -159,12 +159,21 @@ def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> l
 
 
 def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
+    if (other := message.get(REREAD)) is not None and _has_reasoning(other, calls):
+        return dict(other)
     handle = message.get(HANDLE)
     if not handle or message.get("reasoning_content"):
         return message
     call = _call_of_handle(str(handle), calls)
     reasoning = None if call is None else call.answered.result().message.get("reasoning_content")
     return {**message, "reasoning_content": reasoning} if reasoning else message
+
+
+def _has_reasoning(message: Message, calls: Sequence[AgentCall]) -> bool:
+    """Return whether the reasoning of a message is that of an answer."""
+    said = message.get("reasoning_content")
+    answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
+    return any(c.answered.result().message.get("reasoning_content") == said for c in answered)
 
 
 def _call_of_handle(handle: str, calls: Sequence[AgentCall]) -> AgentCall | None:
