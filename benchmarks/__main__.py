@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_rows,
         help="which rows, with commas between them (all): encode, encode_kinds, encode_batch, "
         "append, open_text, seam, rollouts, pace, turns, async_rollouts, environments, collate, "
-        "stitch, engine_reply, gateway, load, memory, records",
+        "stitch, engine_reply, gateway, dialects, load, memory, records",
     )
     parser.add_argument(
         "--tokenizer",

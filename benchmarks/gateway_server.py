@@ -80,9 +80,9 @@ def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], obje
             if question == "clock":
                 say(time.process_time())
                 continue
-            wanted = prompts if question == "prompts" else []
+            wanted = prompts[:] if question == "prompts" else []
+            prompts.clear()  # before it is answered: the next request may come right behind
             say([base64.b64encode(np.asarray(ids, np.int64).tobytes()).decode() for ids in wanted])
-            prompts.clear()
         when_over()
 
     threading.Thread(target=answer, daemon=True).start()

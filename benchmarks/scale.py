@@ -76,6 +76,7 @@ class Scale:
     gateway_rounds: int = 3
     gateway_bytes: int = 16_000
     """New in each call."""
+    dialect_lengths: tuple[int, ...] = (1_000, 30_000)
     load_rounds: int = 5
     recorded_rollouts: int = 64
     memory_rollouts: int = 64
@@ -145,6 +146,7 @@ class Scale:
             gateway_sets=2,
             gateway_rounds=1,
             gateway_bytes=1_000,
+            dialect_lengths=(500, 1_500),
             load_rounds=1,
             recorded_rollouts=2,
             memory_rollouts=2,

@@ -13,12 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from abut.messages import Message
 from benchmarks.figures import Need, ResultsDiffer, Row, require_same
 from benchmarks.texts import Replies
 from benchmarks.workbench import Workbench
@@ -46,6 +45,8 @@ TOOL: dict[str, Any] = {
         },
     },
 }
+OPENING = "Find where the time goes, and say what you see."
+"""The first message of each conversation."""
 _CALL_S = 1e-3
 _MEASURED_TOKENS = 30_000
 _GROWTH = 1.5
@@ -98,7 +99,7 @@ def measure(workbench: Workbench) -> Row:
             rounds: list[dict[str, float]] = []
             for _ in range(scale.gateway_sets):
                 talks = [
-                    _Talk(servers[ABUT], *next(endpoints))
+                    Talk(servers[ABUT], *next(endpoints))
                     for _ in range(scale.gateway_conversations)
                 ]
                 for talk in talks:
@@ -117,7 +118,7 @@ def case(length: int) -> str:
     return f"to {length:,} tokens"
 
 
-class _Server:
+class Server:
     """A server in a process of its own, and a connection to it."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
@@ -127,17 +128,16 @@ class _Server:
         self.url = self.endpoints[0][0]
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
 
-    def post(self, content: bytes, url: str, key: str = "") -> tuple[Any, Mapping[str, str]]:
-        """Ask for a chat completion; returns its JSON, and the headers."""
+    def post(self, content: bytes, address: str, key: str = "") -> tuple[Any, Mapping[str, str]]:
+        """Send a request; returns the answer's JSON, and the headers."""
         headers = {"Content-Type": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        path = urlsplit(url).path
-        self._connection.request("POST", f"{path}/chat/completions", content, headers)
+        self._connection.request("POST", urlsplit(address).path, content, headers)
         reply = self._connection.getresponse()
         said = json.loads(reply.read())
         if reply.status != http.HTTPStatus.OK:
-            raise RuntimeError(f"{url}: {reply.status}: {said}")
+            raise RuntimeError(f"{address}: {reply.status}: {said}")
         return said, dict(reply.headers)
 
     def close(self) -> None:
@@ -171,14 +171,16 @@ class _Server:
         return json.loads(line)
 
 
-class _Talk:
-    """A conversation with abut's gateway, as a client has it."""
+class Talk:
+    """A conversation with abut's gateway, as a client of chat completions has it."""
 
-    def __init__(self, server: _Server, url: str, key: str) -> None:
-        self._server, self._url, self._key = server, url, key
-        self._messages: list[Message] = [
-            {"role": "user", "content": "Find where the time goes, and say what you see."}
-        ]
+    path: ClassVar[str] = "/v1/chat/completions"
+
+    def __init__(self, server: Server, url: str, key: str) -> None:
+        self._server, self._key = server, key
+        self._address = url.removesuffix("/v1") + self.path
+        self._history: list[Any] = []
+        self.say(OPENING)
         self.tokens = 0
 
     def grow(self, tokens: int, replies: Replies) -> None:
@@ -188,25 +190,35 @@ class _Talk:
             self.reply(*replies.take(1))
             self.ask(self.body())
 
+    def say(self, text: str) -> None:
+        """Say a text as the user."""
+        self._history.append({"role": "user", "content": text})
+
     def reply(self, text: str) -> None:
         """Say what the called tool has found."""
-        (call,) = self._messages[-1]["tool_calls"]
-        self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        (call,) = self._history[-1]["tool_calls"]
+        self._history.append({"role": "tool", "tool_call_id": call["id"], "content": text})
 
     def body(self) -> bytes:
         """What is asked next."""
-        asked = {"model": "policy", "messages": self._messages, "tools": [TOOL]}
-        return json.dumps(asked).encode()
+        return json.dumps(self._asked()).encode()
 
     def ask(self, content: bytes) -> None:
         """Get an answer."""
-        said, _ = self._server.post(content, self._url, self._key)
-        self._messages.append(said["choices"][0]["message"])
-        self.tokens = said["usage"]["total_tokens"]
+        said, _ = self._server.post(content, self._address, self._key)
+        self.tokens = self._hear(said)
+
+    def _asked(self) -> dict[str, Any]:
+        return {"model": "policy", "messages": self._history, "tools": [TOOL]}
+
+    def _hear(self, said: Any) -> int:
+        """Add an answer; returns how many tokens there are now."""
+        self._history.append(said["choices"][0]["message"])
+        return int(said["usage"]["total_tokens"])
 
 
 def _asked_all(
-    servers: Mapping[str, _Server], talks: Sequence[_Talk], new: Replies
+    servers: Mapping[str, Server], talks: Sequence[Talk], new: Replies
 ) -> dict[str, float]:
     """Ask all sides the same, once for each conversation; returns the seconds of a call of each.
 
@@ -228,7 +240,7 @@ def _asked_all(
             if side == ABUT:
                 talk.ask(body)
             else:
-                _, headers = servers[side].post(body, servers[side].url)
+                _, headers = servers[side].post(body, f"{servers[side].url}/chat/completions")
                 digests.append(headers.get(DIGEST))
     counted = len(talks) - 1
     seconds = {side: (servers[side].clock() - before[side]) / counted for side in SIDES}
@@ -245,16 +257,15 @@ def _asked_all(
 
 
 @contextmanager
-def _servers(workbench: Workbench) -> Iterator[dict[str, _Server]]:
+def _servers(workbench: Workbench) -> Iterator[dict[str, Server]]:
     """All sides, each in a process of its own, until they are no longer needed."""
     scale = workbench.scale
     sets = len(scale.gateway_lengths) * scale.gateway_sets
     rollouts = sets * scale.gateway_conversations
     with ExitStack() as stack:
 
-        def started(side: str, given: str = "") -> _Server:
-            process = stack.enter_context(_process(side, str(workbench.folder), given))
-            return stack.enter_context(closing(_Server(process)))
+        def started(side: str, given: str = "") -> Server:
+            return stack.enter_context(started_server(workbench, side, given))
 
         upstream = started(UPSTREAM)
         yield {
@@ -267,13 +278,19 @@ def _servers(workbench: Workbench) -> Iterator[dict[str, _Server]]:
 
 
 @contextmanager
-def _process(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """A server's process, which ends where its input does."""
-    command = [sys.executable, "-m", "benchmarks.gateway_server", *arguments]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
+def started_server(workbench: Workbench, side: str, given: str = "") -> Iterator[Server]:
+    """A server's process, which ends where its input does, and a connection to it."""
+    command = [sys.executable, "-m", "benchmarks.gateway_server"]
+    with (
+        subprocess.Popen(
+            [*command, side, str(workbench.folder), given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        closing(Server(process)) as server,
+    ):
+        yield server
 
 
 def _require(row: Row, lengths: tuple[int, ...]) -> None:

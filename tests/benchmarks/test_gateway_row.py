@@ -26,7 +26,7 @@ class Answering:
         self.ids, self.digest = ids, digest
         self.bodies: list[bytes] = []
 
-    def post(self, content: bytes, url: str, key: str = "") -> tuple[Any, dict[str, str]]:
+    def post(self, content: bytes, address: str, key: str = "") -> tuple[Any, dict[str, str]]:
         self.bodies.append(content)
         message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
         said = {"choices": [{"message": message}], "usage": {"total_tokens": 7}}
@@ -51,7 +51,7 @@ def asked(*, rendered: list[int], digest: str = "") -> tuple[dict[str, float], d
         gateway.ENCODES: Answering([]),
         gateway.RENDERS: Answering(rendered),
     }
-    talks = [gateway._Talk(servers[gateway.ABUT], "http://there/v1", "key") for _ in range(3)]
+    talks = [gateway.Talk(servers[gateway.ABUT], "http://there/v1", "key") for _ in range(3)]
     for talk in talks:
         talk.ask(talk.body())
     servers[gateway.ABUT].bodies.clear()

@@ -2,6 +2,7 @@
 
 import json
 import random
+from operator import is_
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ CHAT = Chat()
 def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
     """As what reads the whole; what is refused is its text."""
     try:
-        return read_body(Body.of([content], known))
+        return read_body(Body.of([content], known), CHAT)
     except Refusal as refusal:
         return str(refusal), None
 
@@ -43,6 +44,7 @@ def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning
     separators=separators,
     ascii=st.booleans(),
     cuts=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    lasts=st.lists(st.none() | values.map(lambda value: [value]), min_size=4, max_size=4),
 )
 @settings(max_examples=300, derandomize=True)
 def test_a_growing_body(
@@ -53,10 +55,12 @@ def test_a_growing_body(
     separators: Any,
     ascii: bool,
     cuts: list[int],
+    lasts: list[Any],
 ) -> None:
+    """Some bodies have a last message that the next one has not."""
     known: Beginning | None = None
-    for tail, cut in zip(tails, sorted(cuts), strict=True):
-        body = {**head, "messages": messages[:cut], **tail}
+    for tail, cut, last in zip(tails, sorted(cuts), lasts, strict=True):
+        body = {**head, "messages": messages[:cut] + (last or []), **tail}
         text = json.dumps(body, indent=indent, separators=separators, ensure_ascii=ascii)
         content = text.encode("utf-8", "surrogatepass")
         got, beginning = read(content, known)
@@ -66,16 +70,17 @@ def test_a_growing_body(
             assert body.whole == content
             assert body.digest(beginning) == Body.of([content]).digest(None)
         if beginning is not None:
-            assert content.startswith(b"".join(beginning.pieces))
-            assert beginning.behind([content]) == content[beginning.end :]
-            assert beginning.behind([content[: beginning.end - 1]]) is None
+            assert content.startswith(joined(beginning))
+            assert beginning.behind([content]) == (beginning, content[beginning.end :])
+            cut = beginning.behind([content[: beginning.end - 1]])
+            assert cut is None or cut[0].end + len(cut[1]) == beginning.end - 1
             known = beginning
 
 
 def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     first, known = read(json.dumps(ASKED).encode())
     assert known is not None
-    assert b"".join(known.pieces).endswith(b"}")
+    assert joined(known).endswith(b"}")
     longer = {**ASKED, "messages": [*ASKED["messages"], {"role": "user", "content": "b"}]}  # type: ignore[misc]
     second, _ = read(json.dumps(longer).encode(), known)
     assert second == longer
@@ -85,27 +90,58 @@ def test_what_is_repeated_is_the_same_object_and_not_read_again() -> None:
     assert read(json.dumps(longer).encode(), known)[0] == longer
 
 
+def test_a_last_message_that_changes_is_read_again_and_no_other() -> None:
+    known: Beginning | None = None
+    messages: list[Any] = [{"role": "user", "content": "Ä 😀"}]
+    for number in range(1, 40):
+        marked = {"role": "user", "content": f"{number} ä", "mark": True}
+        _, beginning = read(json.dumps({"messages": [*messages, marked]}).encode(), known)
+        assert beginning is not None
+        if known is not None:
+            kept = map(is_, beginning.elements, known.elements)
+            assert [*kept] == [True] * (len(known.elements) - 1) + [False]
+        known, messages = beginning, [*messages, {**marked, "mark": False}]
+
+
+def test_a_field_that_changes_is_read_again_and_no_other() -> None:
+    asked: dict[str, Any] = {**ASKED, "stop": ["a"], "n": 1, "user": {}}
+    first, known = read(json.dumps(asked).encode())
+    assert known is not None
+    for n, same in ((12, False), (1.0, False), (True, False), (1, True)):
+        body, beginning = read(json.dumps({**asked, "n": n}).encode(), known)
+        assert repr(body["n"]) == repr(n)
+        assert body["tools"] is first["tools"]
+        assert body["user"] is first["user"]
+        assert beginning is not None
+        assert (beginning.fields is known.fields) == same
+    added, _ = read(json.dumps({**asked, "more": 1}).encode(), known)
+    assert added == {**asked, "more": 1}
+
+
 def test_equal_fields_are_read_once_and_say_the_same() -> None:
     user = {"role": "user", "content": "a"}
     tool = {"type": "function", "function": {"name": "look"}}
     asked: dict[str, Any] = {"model": "policy", "messages": [user], "tools": [tool], "stop": "x"}
     body, known = read(json.dumps(asked).encode())
     assert known is not None
-    assert known.request is None
+    assert known.like is None
     first = known.request = CHAT.read(body)
     longer, beginning = asked, known
     for added in ({"role": "user", "content": "b"}, user | {"prompt_token_ids": [1]}, user):
         longer = {**asked, "messages": [*longer["messages"], added]}
         body, beginning = read(json.dumps(longer).encode(), beginning)
         assert beginning is not None
-        assert len(beginning.request.messages) == len(longer["messages"]) - 1
-        again = beginning.request = CHAT.read(body, beginning.request)
+        assert beginning.like is not None
+        assert beginning.like.same_fields
+        assert beginning.like.elements == len(longer["messages"]) - 1
+        again = beginning.request = CHAT.read(body, beginning.like)
         assert again == CHAT.read(longer)
         assert again.frame == CHAT.read(longer).frame
         assert again.tools is first.tools
     _, other = read(json.dumps({**asked, "stop": "y"}).encode(), known)
     assert other is not None
-    assert other.request is None
+    assert other.like is not None
+    assert not other.like.same_fields
 
 
 BEGUN = b'{"model": "m", "messages": [{"role": "user"}'
@@ -122,8 +158,12 @@ ENDS = [
 def test_what_follows_a_known_beginning(end: bytes) -> None:
     _, known = read(BEGUN + b"]}")
     assert known is not None
-    assert b"".join(known.pieces) == BEGUN
+    assert joined(known) == BEGUN
     assert read(BEGUN + end, known)[0] == read_whole(BEGUN + end)
+
+
+def joined(beginning: Beginning) -> bytes:
+    return b"".join(piece.content for piece in beginning.pieces)
 
 
 def read_whole(content: bytes) -> Any:
@@ -165,7 +205,7 @@ def test_random_bytes_in_a_known_beginning() -> None:
     signs = [b",", b"]", b"}", b"{", b"[", b'"', b" ", b"\\", b":", b"1", b'"messages"', b"\xc3"]
     for _ in range(3000):
         end = b"".join(rng.choice(signs) for _ in range(rng.randrange(8)))
-        content = b"".join(known.pieces) + end
+        content = joined(known) + end
         assert read(content, known)[0] == read_whole(content)
 
 
@@ -180,8 +220,9 @@ def test_a_body_of_many_pieces_is_known_whole() -> None:
         assert known is not None
         assert len(known.pieces) <= 16
         cut = len(content) // 2
-        assert known.behind([content[:cut], content[cut:]]) == b"]}"
-        assert known.behind([content[:cut], b"x", content[cut:]]) is None
+        assert known.behind([content[:cut], content[cut:]]) == (known, b"]}")
+        other = known.behind([content[:cut], b"x", content[cut:]])
+        assert other is None or len(other[0].elements) == count - 1
 
 
 def test_so_much_is_kept() -> None:
@@ -195,15 +236,15 @@ def test_so_much_is_kept() -> None:
         return content
 
     first, second = asked("a", 10), asked("b", 20)
-    assert bodies.body("a", [first]).known is not None
-    assert bodies.body("b", [first]).known is None
-    assert bodies.body(None, [first]).known is None
+    assert bodies.body("a", [first], CHAT).known is not None
+    assert bodies.body("b", [first], CHAT).known is None
+    assert bodies.body(None, [first], CHAT).known is None
     asked("a", 12)  # asked later than b
     third = asked("c", 30)
-    assert bodies.body("b", [second]).known is None
-    assert bodies.body("c", [third]).known is not None
+    assert bodies.body("b", [second], CHAT).known is None
+    assert bodies.body("c", [third], CHAT).known is not None
     bodies.forget("c")
     bodies.forget("c")
-    assert bodies.body("c", [third]).known is None
+    assert bodies.body("c", [third], CHAT).known is None
     huge = asked("d", 200)
-    assert bodies.body("d", [huge]).known is None
+    assert bodies.body("d", [huge], CHAT).known is None

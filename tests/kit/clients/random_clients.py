@@ -272,14 +272,14 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, beginning = read_body(self.bodies.body("0", [request.text]))
+        body, beginning = read_body(self.bodies.body("0", [request.text], CHAT), CHAT)
         assert body == json.loads(request.text)
         name, session, train = request.caller
         part = (name, train, {} if session is None else {SESSION: session})
-        read = CHAT.read(body, None if beginning is None else beginning.request).of_part(*part)
+        read = CHAT.read(body, None if beginning is None else beginning.like).of_part(*part)
         assert read == CHAT.read(body).of_part(*part)
         if beginning is not None:
-            beginning.request = read
+            beginning.request, beginning.like = read, None
             self.bodies.keep("0", beginning)
         expected = self.given_again(request, retried)
         heard = len(self.policy.heard)

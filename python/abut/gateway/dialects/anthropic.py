@@ -20,6 +20,7 @@ from abut.gateway.dialects.anthropic_answers import (
 from abut.gateway.dialects.claude_code import reads_as
 from abut.gateway.dialects.dialect import (
     HttpDialect,
+    Like,
     check_form,
     check_tools,
     content_of,
@@ -32,6 +33,7 @@ from abut.gateway.dialects.dialect import (
     stops,
     text_at,
 )
+from abut.gateway.dialects.history_reader import HistoryReader, read_history, settings_of
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep
@@ -78,12 +80,15 @@ class Anthropic(HttpDialect):
     def read(
         self,
         body: Mapping[str, Any],
-        like: AgentRequest | None = None,
+        like: Like | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AgentRequest:
         """Return the request of a body, see `HttpDialect.read`."""
         _refuse(body)
-        tools = _tools(body)
+        given = list_at(body, "tools")
+        tools = settings_of(like)
+        if tools is None or tools.given is not given:
+            tools = _tools(given)
         billing, system = _system(body)
         choice = object_at(body, "tool_choice")
         kind = choice.get("type", "auto")
@@ -99,8 +104,9 @@ class Anthropic(HttpDialect):
             unmet.append("output_config.format")
         is_subagent = _SUBAGENT in billing or _SUBAGENT_HEADER in (headers or {})
         ignored = [key for key in body if key not in _READ and body[key] is not None]
-        return AgentRequest(
-            messages=system + _messages(body, tools.deferred),
+        reader = read_history(_given(body), like, _MessageReader(tools))
+        request = AgentRequest(
+            messages=system + reader.messages,
             tools=tools.shown or None,
             max_tokens=most_tokens(body, "max_tokens"),
             stop=stops(body, "stop_sequences"),
@@ -114,7 +120,10 @@ class Anthropic(HttpDialect):
             rollout_id=text_at(body, "rollout_id"),
             origin="subagent" if is_subagent else None,
             dialect=self,
+            said=reader.digest(system),
+            reading=reader.reading,
         )
+        return request if like is None else request.like(like.request)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
@@ -177,11 +186,12 @@ class _Tools(NamedTuple):
     """By name, the definitions that the prompt has only where a result refers to them."""
     left_out: list[str]
     """The tools that Anthropic's servers run."""
+    given: list[Any]
+    """As the body has them."""
 
 
-def _tools(body: Mapping[str, Any]) -> _Tools:
-    tools = _Tools([], {}, [])
-    given = list_at(body, "tools")
+def _tools(given: list[Any]) -> _Tools:
+    tools = _Tools([], {}, [], given)
     check_tools(given)
     for tool in given:
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
@@ -208,32 +218,45 @@ def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
     return billing, [{"role": "system", "content": content_of(shown)}] if shown else []
 
 
-def _messages(body: Mapping[str, Any], deferred: Mapping[str, str]) -> list[Message]:
+def _given(body: Mapping[str, Any]) -> list[Any]:
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise Refusal("messages must be a list with a message at least", param="messages")
-    messages: list[Message] = []
-    calls: dict[str, int] = {}  # ids in the order of the calls
-    for place, message in enumerate(given):
+    return given
+
+
+class _MessageReader(HistoryReader):
+    """Reads the messages of bodies with the same tools."""
+
+    def __init__(self, tools: _Tools) -> None:
+        super().__init__(tools)
+        self._deferred = tools.deferred
+        self._calls: dict[str, int] = {}  # ids in the order of the calls
+
+    def add(self, element: Any, place: int) -> None:
+        """Add the messages of one message."""
         where = f"messages[{place}]"
-        role = message.get("role") if isinstance(message, dict) else None
+        role = element.get("role") if isinstance(element, dict) else None
         if role not in ("user", "assistant", "system"):
             raise Refusal(
                 f"{where} must be an object with a role of user, assistant, system",
                 param="messages",
             )
-        content = message.get("content")
+        content = element.get("content")
         if isinstance(content, str):
-            messages.append({"role": role, "content": content})
+            self.messages.append({"role": role, "content": content})
         elif not isinstance(content, list) or not all(isinstance(b, dict) for b in content):
             raise Refusal(f"{where}.content must be a text or blocks", param="messages")
         elif role == "assistant":
-            messages.append(answer := _answer(content, where))
+            self.messages.append(answer := _answer(content, where))
             for call in answer.get("tool_calls", ()):
-                calls[call["id"]] = len(calls)
+                self._calls[call["id"]] = len(self._calls)
         else:
-            messages += _said(role, content, where, calls, deferred)
-    return messages
+            self.messages += _said(role, content, where, self._calls, self._deferred)
+
+    def leaves_only_messages(self, element: Any) -> bool:
+        """Return whether it is not an answer, whose calls are counted."""
+        return bool(element["role"] != "assistant")
 
 
 def _answer(blocks: list[dict[str, Any]], where: str) -> Message:

@@ -12,6 +12,7 @@ from abut.gateway.dialects.chat_answers import DONE, completion, events, refusal
 from abut.gateway.dialects.chat_rewrites import CALLS, repeats, with_calls, with_stops
 from abut.gateway.dialects.dialect import (
     HttpDialect,
+    Like,
     Unenforced,
     check_form,
     check_tools,
@@ -86,17 +87,19 @@ class Chat(HttpDialect):
     def read(
         self,
         body: Mapping[str, Any],
-        like: AgentRequest | None = None,
+        like: Like | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AgentRequest:
         """Return the request of a body, see `HttpDialect.read`."""
-        if like is not None:
-            before = len(like.messages)
-            messages = _messages(body, before)
-            more = messages[before:]
-            return like.with_messages(
-                messages, token_ids=like.token_ids or any(map(_has_tokens, more))
-            )
+        if like is not None and like.same_fields:
+            request, messages = like.request, _messages(body, like.elements)
+            if like.elements < len(request.messages):  # one of them may have had tokens
+                asked = request.token_names or flag(body, "return_token_ids")
+                token_ids = asked or any(map(_has_tokens, messages))
+            else:
+                more = messages[like.elements :]
+                token_ids = request.token_ids or any(map(_has_tokens, more))
+            return request.with_messages(messages, token_ids=token_ids)
         _refuse_inexact(body)
         variables = object_at(body, "chat_template_kwargs")
         if taken := sorted(_RESERVED_VARIABLES & variables.keys()):

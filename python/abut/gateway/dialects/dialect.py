@@ -7,7 +7,7 @@ answer are its clients' habit. Where a request goes on and what is sampled is th
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from abut._native import Tokenizer
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
@@ -24,6 +24,20 @@ _NUMBERS_END = 2**63
 _WHOLE = ("seed", "top_k")
 
 
+class Like(NamedTuple):
+    """The part that a body repeats of an earlier one.
+
+    Attributes:
+        request: was read from the earlier body.
+        elements: how many of the first elements of its list are the same objects.
+        same_fields: whether all other fields of the body are the same.
+    """
+
+    request: AgentRequest
+    elements: int
+    same_fields: bool
+
+
 class HttpDialect(Dialect, ABC):
     """One protocol over HTTP.
 
@@ -33,16 +47,17 @@ class HttpDialect(Dialect, ABC):
         unenforced: "accept" samples freely where a form of the answer is asked for.
 
     Attributes:
+        list_key: the key of the list in a body that grows with the conversation.
         paths: its routes, behind the part that names the rollout.
         count_paths: the routes that count the tokens of a request.
         count_key: the key of that number in their answer.
         kept_path: the route of an answer that was given before, by its id, `answer`; None: it has
             no such route.
         keep_alive: sent in a stream while its turn is sampled.
-        repeats_bytes: whether its clients send the beginning of the body before byte for byte. That
-            part is not parsed again, and a retry is an equal body; else it is an equal request.
+        repeats_bytes: whether a retry of its clients is an equal body; else it is an equal request.
     """
 
+    list_key: ClassVar[str] = "messages"
     paths: ClassVar[Sequence[str]]
     count_paths: ClassVar[Sequence[str]] = ()
     count_key: ClassVar[str] = ""
@@ -60,15 +75,14 @@ class HttpDialect(Dialect, ABC):
     def read(
         self,
         body: Mapping[str, Any],
-        like: AgentRequest | None = None,
+        like: Like | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AgentRequest:
         """Return the request of a body.
 
         Args:
             body: its JSON.
-            like: the request of an earlier body with equal fields, whose messages are the first
-                of this one's; only where `repeats_bytes`.
+            like: what it repeats of an earlier body.
             headers: of the HTTP request, for labels of its client.
 
         Raises:

@@ -7,11 +7,12 @@ turn, in the order in which an answer has its parts.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from abut._native import Tokenizer
 from abut.gateway.dialects.dialect import (
     HttpDialect,
+    Like,
     check_form,
     check_tools,
     content_of,
@@ -21,7 +22,13 @@ from abut.gateway.dialects.dialect import (
     stops,
 )
 from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
-from abut.gateway.dialects.gemini_contents import messages_of, object_of, texts_of_content, value_of
+from abut.gateway.dialects.gemini_contents import (
+    ContentReader,
+    object_of,
+    texts_of_content,
+    value_of,
+)
+from abut.gateway.dialects.history_reader import read_history, settings_of
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
@@ -53,6 +60,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 class Gemini(HttpDialect):
     """Gemini generateContent."""
 
+    list_key = "contents"
     paths = tuple(
         f"{version}/models/{{model:[^/]+}}:{verb}"
         for version in ("/v1beta", "/v1", "")
@@ -85,7 +93,7 @@ class Gemini(HttpDialect):
     def read(
         self,
         body: Mapping[str, Any],
-        like: AgentRequest | None = None,
+        like: Like | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AgentRequest:
         """Return the request of a body, see `HttpDialect.read`."""
@@ -105,23 +113,34 @@ class Gemini(HttpDialect):
         mode = _mode(body)
         if mode == "ANY":
             unmet.append("toolConfig.mode")
-        tools, left_out = _tools(value_of(body, "tools"))
+        given = value_of(body, "tools")
+        tools = settings_of(like)
+        if tools is None or tools.given is not given:
+            tools = _tools(given)
         ignored = [key for key in body if _camel(key) not in _READ and body[key] is not None]
         ignored += [f"generationConfig.{key}" for key in config if key not in _READ_CONFIG]
-        return AgentRequest(
-            messages=_system(body) + messages_of(value_of(body, "contents")),
-            tools=tools or None,
+        system = _system(body)
+        contents = value_of(body, "contents")
+        if not isinstance(contents, list) or not contents:
+            raise Refusal("contents must be a list with a content at least", param="contents")
+        reader = read_history(contents, like, ContentReader(tools))
+        request = AgentRequest(
+            messages=system + reader.messages,
+            tools=tools.shown or None,
             max_tokens=most_tokens(config, "maxOutputTokens"),
             stop=stops(config, "stopSequences"),
             calls=_MODES[mode],
             stream=body.get("stream") is True,
             sampling=sampling_in(config, _SAMPLING),
-            ignored=sorted([*ignored, *left_out]),
+            ignored=sorted([*ignored, *tools.left_out]),
             unmet=unmet,
             model=str(body.get("model") or ""),
             rollout_id=body.get("rollout_id"),
             dialect=self,
+            said=reader.digest(system),
+            reading=reader.reading,
         )
+        return request if like is None else request.like(like.request)
 
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -203,12 +222,20 @@ def _mode(body: Mapping[str, Any]) -> str:
     return mode.upper()
 
 
-def _tools(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the functions of a body, and the names of tools that Google's servers run."""
-    shown: list[dict[str, Any]] = []
-    left_out: list[str] = []
+class _DeclaredTools(NamedTuple):
+    """The tools of a body."""
+
+    shown: list[dict[str, Any]]
+    left_out: list[str]
+    """The names of tools that Google's servers run."""
+    given: Any
+    """As the body has them."""
+
+
+def _tools(given: Any) -> _DeclaredTools:
+    tools = shown, left_out, _ = _DeclaredTools([], [], given)
     if given is None:
-        return shown, left_out
+        return tools
     if not isinstance(given, list):
         raise Refusal("tools must be a list of objects", param="tools")
     for tool in given:
@@ -228,7 +255,7 @@ def _tools(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
                 schema = _lowered(function.get("parameters")) or _NO_PARAMETERS
             shown.append({"type": "function", "function": {**made, "parameters": schema}})
     check_tools(shown)
-    return shown, left_out
+    return tools
 
 
 def _lowered(schema: Any) -> Any:

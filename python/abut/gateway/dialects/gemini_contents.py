@@ -10,10 +10,11 @@ import functools
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from abut.gateway.dialects.dialect import content_of
+from abut.gateway.dialects.history_reader import HistoryReader
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import HANDLES
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
@@ -59,44 +60,61 @@ def texts_of_content(content: Any, where: str) -> list[str]:
     return [_text(part, where) for part in parts if _text(part, where)]
 
 
-def messages_of(contents: Any) -> list[Message]:
-    """Return the messages of contents."""
-    if not isinstance(contents, list) or not contents:
-        raise Refusal("contents must be a list with a content at least", param="contents")
-    messages: list[Message] = []
-    ids = _Ids(contents)
-    turns: list[_ModelTurn] = []
-    turn: _ModelTurn | None = None
-    for place, content in enumerate(contents):
+class ContentReader(HistoryReader):
+    """Reads the contents of bodies."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._ids = _Ids()
+        self._turn: _ModelTurn | None = None
+
+    def expects(self, elements: Sequence[Any]) -> bool:
+        """Return whether no call has an id that another one has got, and note the ids."""
+        ids = {*_ids_in(elements)}
+        if not self._ids.made.isdisjoint(ids):
+            return False
+        self._ids.used |= ids
+        return True
+
+    def add(self, element: Any, place: int) -> None:
+        """Add the messages of a content, or its parts to the message of the model's turn."""
         where = f"contents[{place}]"
-        role = object_of(content, where).get("role") or "user"
+        role = object_of(element, where).get("role") or "user"
         if role not in _ROLES:
             raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="contents")
-        parts = _parts(content, where)
+        parts = _parts(element, where)
         if role != "model":
-            turn = None
-            messages += _said(parts, where, ids)
-            continue
-        if turn is None:
-            turn = _ModelTurn(ids)
-            turns.append(turn)
-            messages.append(turn.message)
-            ids.begin_turn()
+            self.close()
+            self.messages += _said(parts, where, self._ids)
+            return
+        if self._turn is None:
+            self._turn = _ModelTurn(self._ids)
+            self.messages.append(self._turn.message)
+            self._ids.begin_turn()
         for part in parts:
-            turn.add(part, where)
-    for turn in turns:
-        turn.end()
-    return messages
+            self._turn.add(part, where)
+
+    def close(self) -> bool:
+        """End the model's turn; return whether there was none."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.end()
+        return turn is None
 
 
 class _Ids:
     """The ids of the calls in a history, and the calls of its last turn without a result.
 
     A call without an id gets one that no other call has, and that every template takes.
+
+    Attributes:
+        used: the ids of all calls, those that are still to be read among them.
+        made: those that calls without an id have got.
     """
 
-    def __init__(self, contents: list[Any]) -> None:
-        self._used = set(_ids_in(contents))
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.made: set[str] = set()
         self._number = 0
         self._names: dict[str, str] = {}
         self.begin_turn()
@@ -109,10 +127,12 @@ class _Ids:
     def call(self, name: str, given: Any) -> str:
         """Return the id of a call."""
         id_ = given = given or None
-        while not isinstance(id_, str) or (given is None and id_ in self._used):
+        while not isinstance(id_, str) or (given is None and id_ in self.used):
             id_ = f"call{self._number:05d}"
             self._number += 1
-        self._used.add(id_)
+        if id_ is not given:
+            self.made.add(id_)
+        self.used.add(id_)
         self._names[id_] = self._open[id_] = name
         self._in_order[name].append(id_)
         return id_
@@ -134,7 +154,7 @@ class _Ids:
         return None
 
 
-def _ids_in(contents: list[Any]) -> Iterator[str]:
+def _ids_in(contents: Sequence[Any]) -> Iterator[str]:
     for content in contents:
         for part in _parts(content, "contents") if isinstance(content, dict) else ():
             call = value_of(part, "functionCall")

@@ -60,6 +60,8 @@ class AgentRequest:
         name: of the part of the agent that asks.
         train: whether its calls are trained.
         labels: what else the client says of the part that asks; one of them may be its session.
+        said: a digest of its messages, if its dialect has computed one.
+        reading: with what its dialect reads the next request of the conversation.
     """
 
     messages: list[Message]
@@ -88,6 +90,8 @@ class AgentRequest:
     name: str | None = None
     train: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
+    said: bytes = field(default=b"", compare=False, repr=False)
+    reading: object = field(default=None, compare=False, repr=False)
 
     @cached_property
     def frame(self) -> str:
@@ -97,7 +101,8 @@ class AgentRequest:
     @property
     def digest(self) -> bytes:
         """A digest of what is asked: equal for a retry, however its client writes the body."""
-        asked = (self.dialect.id_prefix, self.frame, self.messages, self.max_tokens, self.stop)
+        said = self.said or self.messages
+        asked = (self.dialect.id_prefix, self.frame, said, self.max_tokens, self.stop)
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
         # Without references, which `marshal` writes from version 3 on, equal values have equal
         # bytes. It takes a fifth of the time of `json.dumps`.
@@ -106,11 +111,22 @@ class AgentRequest:
         except ValueError:  # from Python 3.13 on, the JSON of a body may be deeper than this takes
             raise Refusal("the body is nested too deeply") from None
 
-    def with_messages(self, messages: list[Message], *, token_ids: bool) -> "AgentRequest":
-        """Return the same request with other messages. Keep `frame` if it was computed."""
+    def with_messages(self, messages: list[Message], **changes: Any) -> "AgentRequest":
+        """Return the same request with other messages. Keep `frame` if it was computed.
+
+        Args:
+            messages: of the other request.
+            changes: of other fields, neither tools nor variables.
+        """
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
-        vars(other).update(vars(self), messages=messages, token_ids=token_ids)
+        vars(other).update(vars(self), messages=messages, **changes)
         return other
+
+    def like(self, earlier: "AgentRequest") -> "AgentRequest":
+        """Return this request, with the `frame` of an earlier one if the two share their tools."""
+        if self.tools is earlier.tools and self.template_kwargs == earlier.template_kwargs == {}:
+            vars(self)["frame"] = earlier.frame
+        return self
 
     def of_part(self, name: str | None, train: bool, labels: Mapping[str, str]) -> "AgentRequest":
         """Return the same request, asked by a part of the agent."""

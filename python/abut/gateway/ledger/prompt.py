@@ -139,7 +139,7 @@ def with_history(request: AgentRequest, calls: Sequence[AgentCall]) -> AgentRequ
     before, answer = call.request, call.answered.result()
     head, messages = request.messages[: request.head], request.messages[request.head :]
     history = [*head, *before.messages[before.head :], answer.message, *messages]
-    return request.with_messages(history, token_ids=request.token_ids)
+    return request.with_messages(history)
 
 
 def call_of_answer(id_: str, calls: Sequence[AgentCall]) -> AgentCall | None:

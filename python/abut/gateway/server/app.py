@@ -19,7 +19,7 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Body, json_object, read_body
+from abut.gateway.server.body import Body, json_object, read_body
 from abut.gateway.server.connections import Connection
 from abut.gateway.server.exchange import (
     NAME_HEADER,
@@ -186,8 +186,7 @@ async def _end(request: web.Request) -> web.Response:
             "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
             code="wrong_api_key",
         )
-    content = Body.of(await _chunks(request) or [b"{}"])
-    body, _ = await _parsed(content)
+    body = await _json_of(Body.of(await _chunks(request) or [b"{}"]))
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
     if standalone is None or rollout_id is None:
@@ -226,9 +225,9 @@ async def _ask(request: web.Request) -> web.StreamResponse:
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     with _admit(request) as access:
         named = access.rollout_id
-        known = named if dialect.repeats_bytes else None
-        content = registry.bodies.body(known, await _chunks(request))
-        body, beginning = await _parsed(content, repeats=dialect.repeats_bytes)
+        content = registry.bodies.body(named, await _chunks(request), dialect)
+        small = len(content.rest) <= _SMALL_BYTES
+        body, beginning = await work_done(small, lambda: read_body(content, dialect))
         body |= dialect.fields_of(request.path, request.match_info, request.query)
         # The body may name another rollout.
         access.check(_rollout_of(request, body) or dialect.rollout_of(body))
@@ -236,13 +235,13 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         rollout_id = access.rollout_id
         if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
             return await _pass_on(request, registry, rank, content.whole)
-        like = None if beginning is None else beginning.request
+        like = None if beginning is None else beginning.like
         asked = dialect.read(body, like, request.headers).of_part(*part)
         digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
         retried = _is_retry(request)
         ledger = await registry.ledger_of(rollout_id, asked, digest, retried=retried)
         if beginning is not None:
-            beginning.request = asked
+            beginning.request, beginning.like = asked, None
             if named == ledger.rollout_id:
                 registry.bodies.keep(named, beginning)
         # Another rank's gateway keeps its connections for the rollouts to come.
@@ -257,7 +256,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     access = _admit(request)
     content = Body.of(await _chunks(request))
-    body, _ = await _parsed(content)
+    body = await _json_of(content)
     body |= dialect.fields_of(request.path, request.match_info, request.query)
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
@@ -268,12 +267,10 @@ async def _count(request: web.Request) -> web.StreamResponse:
     return web.json_response({dialect.count_key: await registry.count(rollout_id, asked)})
 
 
-async def _parsed(content: Body, *, repeats: bool = False) -> tuple[Any, Beginning | None]:
-    """Return the JSON object of a body, and its beginning if another body may repeat it."""
-    small = len(content.rest) <= _SMALL_BYTES
-    if repeats:
-        return await work_done(small, lambda: read_body(content))
-    return await work_done(small, lambda: json_object(content.whole)), None
+async def _json_of(content: Body) -> dict[str, Any]:
+    """Return the JSON object of a body."""
+    whole = content.whole
+    return await work_done(len(whole) <= _SMALL_BYTES, lambda: json_object(whole))
 
 
 async def _respond(

@@ -1,0 +1,197 @@
+"""A call at the gateway in each of its dialects, beside one `json.loads` of the same body.
+
+The same conversation is held in four protocols. The seconds of a call are those of the row
+`gateway`: of the processor, in the server's process, with the engine's part and the HTTP.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from benchmarks.figures import Need, Row, require_same
+from benchmarks.rows.gateway import ABUT, TOOL, Server, Talk, case, started_server
+from benchmarks.texts import Replies
+from benchmarks.workbench import Workbench
+
+_FUNCTION: Mapping[str, Any] = TOOL["function"]
+_DECLARED = {"name": _FUNCTION["name"], "description": _FUNCTION["description"]}
+_MEASURED_TOKENS = 30_000
+_CALL_S = 1.2e-3
+_BESIDE = 1.3
+
+
+class _Messages(Talk):
+    """A conversation in Anthropic's Messages."""
+
+    path: ClassVar[str] = "/v1/messages"
+
+    def reply(self, text: str) -> None:
+        calls = [block for block in self._history[-1]["content"] if block["type"] == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": c["id"], "content": text} for c in calls]
+        self._history.append({"role": "user", "content": results})
+
+    def _asked(self) -> dict[str, Any]:
+        tool = {**_DECLARED, "input_schema": _FUNCTION["parameters"]}
+        asked = {"model": "policy", "max_tokens": 32_000, "messages": self._history}
+        return {**asked, "tools": [tool]}
+
+    def _hear(self, said: Any) -> int:
+        self._history.append({"role": "assistant", "content": said["content"]})
+        return int(said["usage"]["input_tokens"] + said["usage"]["output_tokens"])
+
+
+class _Responses(Talk):
+    """A conversation in OpenAI's Responses."""
+
+    path: ClassVar[str] = "/v1/responses"
+
+    def reply(self, text: str) -> None:
+        id_ = self._history[-1]["call_id"]
+        self._history.append({"type": "function_call_output", "call_id": id_, "output": text})
+
+    def _asked(self) -> dict[str, Any]:
+        tool = {"type": "function", **_FUNCTION}
+        return {"model": "policy", "input": self._history, "tools": [tool]}
+
+    def _hear(self, said: Any) -> int:
+        self._history += said["output"]
+        return int(said["usage"]["total_tokens"])
+
+
+class _Contents(Talk):
+    """A conversation in Gemini's generateContent."""
+
+    path: ClassVar[str] = "/v1beta/models/policy:generateContent"
+
+    def say(self, text: str) -> None:
+        self._history.append({"role": "user", "parts": [{"text": text}]})
+
+    def reply(self, text: str) -> None:
+        parts = self._history[-1]["parts"]
+        calls = [part["functionCall"] for part in parts if "functionCall" in part]
+        results = [
+            {"id": call["id"], "name": call["name"], "response": {"output": text}} for call in calls
+        ]
+        answered = [{"functionResponse": result} for result in results]
+        self._history.append({"role": "user", "parts": answered})
+
+    def _asked(self) -> dict[str, Any]:
+        declared = {**_DECLARED, "parametersJsonSchema": _FUNCTION["parameters"]}
+        return {"contents": self._history, "tools": [{"functionDeclarations": [declared]}]}
+
+    def _hear(self, said: Any) -> int:
+        self._history.append(said["candidates"][0]["content"])
+        return int(said["usageMetadata"]["totalTokenCount"])
+
+
+CHAT = "chat completions"
+DIALECTS: Mapping[str, type[Talk]] = {
+    CHAT: Talk,
+    "Messages": _Messages,
+    "Responses": _Responses,
+    "generateContent": _Contents,
+}
+
+
+def parsed(dialect: str) -> str:
+    """The side that parses a dialect's body, and does nothing else."""
+    return f"json.loads, {dialect}"
+
+
+def measure(workbench: Workbench) -> Row:
+    """Hold the same conversations in each dialect, of several lengths."""
+    scale = workbench.scale
+    workbench.peer("aiohttp")
+    row = Row(
+        "dialects",
+        "answer a call at the gateway in each dialect, beyond the engine, "
+        f"{scale.gateway_bytes:,} bytes of new messages",
+        equal="the token ids that the engine is asked with, in all dialects",
+        notes=[
+            "Seconds of the processor as in the row above, of conversations that say the same. "
+            f"{scale.gateway_conversations - 1} are asked in a row; one more before them is not "
+            "counted.",
+            f"{parsed('…')}: one `json.loads` of each of these bodies in a process without a "
+            "server. A call has the HTTP, the sample and the answer besides: the row above has "
+            "what a server takes that does nothing but read a body and answer.",
+        ],
+    )
+    replies, new = Replies(11, scale.reply_bytes), Replies(13, scale.gateway_bytes)
+    lengths = scale.dialect_lengths
+    sets, talks = scale.gateway_sets, scale.gateway_conversations
+    rollouts = len(lengths) * sets * talks * len(DIALECTS)
+    with started_server(workbench, ABUT, str(rollouts)) as server:
+        endpoints = iter(server.endpoints)
+        for length in lengths:
+            rounds: list[dict[str, float]] = []
+            for _ in range(sets):
+                held = {
+                    name: [kind(server, *next(endpoints)) for _ in range(talks)]
+                    for name, kind in DIALECTS.items()
+                }
+                for same in zip(*held.values(), strict=True):
+                    _grow(same, length, replies)
+                server.forget()
+                _asked_all(server, held, new)  # not counted
+                rounds += [_asked_all(server, held, new) for _ in range(scale.gateway_rounds)]
+            row.add(case(length), {side: [taken[side] for taken in rounds] for side in rounds[0]})
+    _require(row)
+    return row
+
+
+def _grow(same: Sequence[Talk], tokens: int, replies: Replies) -> None:
+    """Let conversations that say the same have so many tokens, and end on an answer."""
+    for talk in same:
+        talk.ask(talk.body())
+    while same[0].tokens < tokens:
+        (text,) = replies.take(1)
+        for talk in same:
+            talk.reply(text)
+            talk.ask(talk.body())
+
+
+def _asked_all(
+    server: Server, held: Mapping[str, Sequence[Talk]], new: Replies
+) -> dict[str, float]:
+    """Ask once in each conversation; returns the seconds of a call, and of its JSON, by side.
+
+    Raises:
+        ResultsDiffer: the engine was asked with other tokens in one dialect than in another.
+    """
+    texts = new.take(len(held[CHAT]))
+    seconds: dict[str, float] = {}
+    prompts: dict[str, list[list[int]]] = {}
+    for name, talks in held.items():
+        for talk, text in zip(talks, texts, strict=True):
+            talk.reply(text)
+        bodies = [talk.body() for talk in talks]
+        seconds[parsed(name)] = _parsing_s(bodies)
+        for number, (talk, body) in enumerate(zip(talks, bodies, strict=True)):
+            if number == 1:
+                began = server.clock()
+            talk.ask(body)
+        seconds[name] = (server.clock() - began) / (len(talks) - 1)
+        prompts[name] = server.prompts()
+    for name, asked in prompts.items():
+        for ours, theirs in zip(prompts[CHAT], asked, strict=True):
+            require_same(f"the prompt of {len(ours)} tokens", name, ours, theirs)
+    return {side: seconds[side] for name in held for side in (name, parsed(name))}
+
+
+def _parsing_s(bodies: Sequence[bytes]) -> float:
+    """Seconds of the processor that `json.loads` takes for a body; the first is not counted."""
+    json.loads(bodies[0])
+    began = time.process_time()
+    for body in bodies[1:]:
+        json.loads(body)
+    return (time.process_time() - began) / (len(bodies) - 1)
+
+
+def _require(row: Row) -> None:
+    long = case(_MEASURED_TOKENS)
+    for name in DIALECTS:
+        if (taken_s := row.median(name, long)) is not None:
+            row.needs.append(Need(f"{name} {long}", taken_s, "at most", _CALL_S, "s"))
+        what = f"{name} ÷ one json.loads of its body, {long}"
+        row.need_ratio(what, (name, long), (parsed(name), long), "at most", _BESIDE)
