@@ -50,7 +50,7 @@ test-rust:
 	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
 
 # In two halves, which `make --jobs=2` runs side by side: the first starts processes and trains models.
-LONG_TESTS := tests/audit tests/benchmarks tests/cli tests/core tests/demo tests/test_examples.py \
+LONG_TESTS := tests/audit tests/benchmarks tests/cli tests/core tests/demo tests/trl tests/test_examples.py \
 	tests/test_packaging.py
 
 test-python: test-python-long test-python-rest
