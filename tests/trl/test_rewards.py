@@ -50,6 +50,7 @@ def test_scored_only_leaves_failures_out() -> None:
     assert scored_only(other_reward)(["x", "y"], measured=measured) == [1.0, None]
     assert asyncio.run(scored_only(later)(["x", "y"], measured=measured)) == [2.0, None]
     assert scored_only(other_reward).__name__ == "other_reward"
+    assert scored_only(env_reward) is env_reward, "or its weight could not be told"
 
 
 class Judge:

@@ -68,12 +68,14 @@ class RewardKeys(NamedTuple):
     def of(cls, rollout: Rollout, *, of_turns: bool) -> "RewardKeys":
         """Return the keys of a filled rollout, before `give_rewards`."""
         conversations, answers, paid = [], {}, []
-        for one in _conversations(rollout):
-            conversations.append(ConversationKeys(one.name, one.session))
-            for turn in one.turns:
+        for conversation in _conversations(rollout):
+            keys = ConversationKeys(conversation.name, conversation.session)
+            conversations.append(keys)
+            for turn in conversation.turns:
                 if turn.answer_id is not None:
-                    answers[turn.answer_id] = conversations[-1]
-                    paid += [turn.answer_id] * (turn.reward is not None)
+                    answers[turn.answer_id] = keys
+                    if turn.reward is not None:
+                        paid.append(turn.answer_id)
         return cls(conversations, rollout.asked_by, answers, of_turns, paid)
 
     def check(self, rewards: Mapping[str, float | None], names: Mapping[str, str]) -> None:
@@ -109,8 +111,9 @@ class RewardKeys(NamedTuple):
                 )
         scored = {answer for answer in self.answers if rewards.get(answer) is not None}
         for answer in sorted(scored.union(self.paid)):
-            of = self.answers[answer]
-            own = reward_key(conversation_name(*of, names), of.session, rewards)
+            name, session = self.answers[answer]
+            named_as = conversation_name(name, session, names)
+            own = reward_key(named_as, session, rewards)
             if own is not None and rewards[own] is not None:
                 raise ValueError(
                     f"AgentResult.rewards has {own!r}, a conversation that is judged by this "

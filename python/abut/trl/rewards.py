@@ -68,7 +68,7 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
 
     TRL leaves a row out only if *every* reward function returns None. The wrapper of an
     asynchronous function is asynchronous too, also for a `functools.partial` of one, or an object
-    whose `__call__` is.
+    whose `__call__` is. `env_reward` needs no wrapper, and is returned as it is.
 
         brevity = scored_only(lambda completions, **_: [-len(c) for c in completions])
         brevity(["ab", "c"], measured=[True, False])  # [-2, None]
@@ -83,6 +83,9 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
             f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
             f"rollouts failed\n{_MODEL_HINT}"
         )
+
+    if getattr(reward_func, "__abut_scored_only__", False):
+        return reward_func
 
     name = reward_name(reward_func)
 
