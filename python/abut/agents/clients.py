@@ -1,7 +1,7 @@
 """Settings by which clients find an endpoint: variables of the environment, options of Codex.
 
 Invariant: what is set here sends a client's calls to the endpoint, and turns off its telemetry as
-far as variables and options can. gemini-cli's usage statistics need its settings file besides.
+far as variables and options can. gemini-cli needs a settings file besides.
 """
 
 import json

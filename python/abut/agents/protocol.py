@@ -67,8 +67,8 @@ class Endpoint:
     def env(self, kind: ClientKind) -> dict[str, str]:
         """Return the variables of the environment that send a client here.
 
-        They turn off its telemetry too, except gemini-cli's usage statistics, for which its
-        settings file needs `{"privacy": {"usageStatisticsEnabled": false}}`.
+        They turn off its telemetry too, except gemini-cli's usage statistics. gemini-cli needs a
+        settings file, see "Gemini CLI" in docs/agents.md.
 
         Args:
             kind: "claude-code", "codex" (with `codex_args` besides), "gemini-cli", or a client of

@@ -161,11 +161,10 @@ class Conversation:
         """Write the prompt: the messages so far.
 
         Raises:
-            TemplateError: the processor refuses the messages; the conversation stays as it was.
+            TemplateError: the processor refuses the messages.
         """
-        opening = self._processor.opening([*self.messages, *messages])
         self.note(messages)
-        written = self._write(opening, "prompt")
+        written = self._write(self._processor.opening(self.messages), "prompt")
         self._written = len(self.messages)
         return written
 
