@@ -4,7 +4,6 @@ import asyncio
 import copy
 import json
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,100 +11,20 @@ import pytest
 from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.gateway import Gateway
-from tests.kit.clients.anthropic_client import (
-    TOOL,
-    Messages,
-    assembled,
-    calls_in,
-    ledger_of,
-    results,
-    send,
+from tests.kit.clients.dialect_clients import MessagesClient, assembled, ledger_of, send
+from tests.kit.clients.dialect_talks import (
+    TEXTS,
+    Change,
+    MessagesTalk,
+    edited,
+    reversed_at,
 )
 from tests.kit.clients.raw_http import RawClient
-from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, says, serving, user
+from tests.kit.stage.agents import a_call, says, serving, user
 from tests.kit.stage.rollouts import Recording, Stage, eventually
 
-SYSTEM = [
-    {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;"},
-    {"type": "text", "text": "You are a finder.", "cache_control": {"type": "ephemeral"}},
-]
-TEXTS = (
-    "<think>\nI should look.\n</think>\n\n" + a_call(text="Let me see.\n", a="one"),
-    a_call(a="two") + "\n" + a_call(a="three"),
-    "It is one.",
-    "Goodbye.",
-)
-
-
-@pytest.fixture
-def sampler(stage: Stage) -> Recording:
-    return says(stage, *TEXTS)
-
-
-@pytest.fixture
-def gateway(sampler: Recording, hf_tokenizer: Any) -> Iterator[Gateway]:
-    with serving(sampler, hf_tokenizer) as gateway:
-        yield gateway
-
-
-class Talk:
-    """A conversation up to its third answer, and what a client sends next.
-
-    Attributes:
-        history: of the third request.
-        client: has asked twice.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.client = Messages(gateway, system=SYSTEM, tools=[TOOL])
-        first = {"role": "user", "content": "What is it?"}
-        second = self.client.ask([first])
-        (call,) = calls_in(second)
-        third = results((call, "found one"))
-        fourth = self.client.ask([first, second, third])
-        one, other = calls_in(fourth)
-        fifth = results((one, "found two"), (other, "found three"))
-        self.history = [first, second, third, fourth, fifth]
-
-    def goes_on(self, **fields: Any) -> bool:
-        """Whether the history is the conversation that was said."""
-        before = len(self.client.causes)
-        self.client.ask(self.history, **fields)
-        return len(self.client.causes) == before
-
-
-def test_the_row_is_that_of_a_chat_client_with_the_same_conversation(
-    gateway: Gateway, sampler: Recording
-) -> None:
-    talk = Talk(gateway)
-    assert [block["type"] for block in talk.history[1]["content"]] == [
-        "thinking", "text", "tool_use",
-    ]  # fmt: skip
-    assert talk.goes_on()
-    row = gateway.end("a", 1.0)
-    assert (row.error, row.branches, len(row.turns)) == (None, [], 3)
-    check_tree(row, [call for call in sampler.calls if call[0].rollout_id == "a"])
-    messages: list[Any] = [{"role": "system", "content": "You are a finder."}]
-    said = [[user("What is it?")], ["found one"], ["found two", "found three"]]
-    calls: list[Any] = []
-    for replies in said:
-        messages += [
-            reply
-            if isinstance(reply, dict)
-            else {"role": "tool", "tool_call_id": call["id"], "content": reply}
-            for reply, call in zip(replies, calls or [{}], strict=True)
-        ]
-        answer, _ = ask(gateway, messages, "chat", tools=[LOOKUP])
-        calls = answer.get("tool_calls", [])
-        messages.append(answer)
-    chat = gateway.end("chat", 1.0)
-    assert row.columns is not None
-    assert chat.columns is not None
-    for name in ("prompt_ids", "completion_ids", "env_mask"):
-        assert getattr(row.columns, name).tolist() == getattr(chat.columns, name).tolist()
-
-
-Change = Callable[[list[Any]], object]
+SYSTEM = MessagesTalk.fields["system"]
+(TOOL,) = MessagesTalk.fields["tools"]
 
 
 def cached(history: list[Any]) -> None:
@@ -173,9 +92,8 @@ def other_keys(history: list[Any]) -> None:
 def test_a_history_in_another_spelling_is_the_one_that_was_said(
     gateway: Gateway, change: Change
 ) -> None:
-    talk = Talk(gateway)
-    talk.history = copy.deepcopy(talk.history)
-    change(talk.history)
+    talk = MessagesTalk(gateway)
+    talk.change(change)
     assert talk.goes_on()
     assert talk.client.causes == [None]
 
@@ -190,31 +108,7 @@ def test_a_history_in_another_spelling_is_the_one_that_was_said(
     ],
 )
 def test_the_line_for_billing_is_nothing(gateway: Gateway, system: Any) -> None:
-    assert Talk(gateway).goes_on(system=system)
-
-
-def edited(path: list[Any], value: Any) -> Change:
-    def edit(history: list[Any]) -> None:
-        *way, last = path
-        at: Any = history
-        for key in way:
-            at = at[key]
-        if value is None:
-            del at[last]
-        else:
-            at[last] = value
-
-    return edit
-
-
-def reversed_at(*path: Any) -> Change:
-    def edit(history: list[Any]) -> None:
-        at: Any = history
-        for key in path:
-            at = at[key]
-        at.reverse()
-
-    return edit
+    assert MessagesTalk(gateway).goes_on(system=system)
 
 
 def exchanged_results(history: list[Any]) -> None:
@@ -242,16 +136,15 @@ def exchanged_results(history: list[Any]) -> None:
     ],
 )
 def test_an_edited_history_is_a_conversation_of_its_own(gateway: Gateway, edit: Change) -> None:
-    talk = Talk(gateway)
-    talk.history = copy.deepcopy(talk.history)
-    edit(talk.history)
+    talk = MessagesTalk(gateway)
+    talk.change(edit)
     assert not talk.goes_on()
 
 
 def test_results_that_answer_each_others_calls_are_written_in_the_order_of_the_calls(
     gateway: Gateway, sampler: Recording, stage: Stage
 ) -> None:
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     exchanged_results(talk.history)
     assert talk.goes_on()
     prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)
@@ -261,7 +154,7 @@ def test_results_that_answer_each_others_calls_are_written_in_the_order_of_the_c
 def test_other_tools_are_another_conversation_and_deferred_ones_are_none(gateway: Gateway) -> None:
     deferred = {**TOOL, "name": "later", "defer_loading": True}
     server = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     assert talk.goes_on(tools=[TOOL, deferred, server])  # A4
     assert not talk.goes_on(tools=[TOOL, {**deferred, "defer_loading": False}])
     assert talk.client.causes == [None, "tools"]
@@ -294,10 +187,10 @@ def test_a_reference_is_written_as_the_definition_of_its_tool() -> None:
 def test_a_text_behind_results_is_a_message_of_its_own(stage: Stage, hf_tokenizer: Any) -> None:
     """A3: Claude Code leaves out an empty turn, and adds its reminder to the results before."""
     with serving(says(stage, a_call(a="one"), "", "yes"), hf_tokenizer) as gateway:
-        client = Messages(gateway, tools=[TOOL])
+        client = MessagesClient(gateway, tools=[TOOL])
         history = [user("What is it?")]
         history.append(client.ask(history))
-        history.append(results((calls_in(history[1])[0], "found one")))
+        history += MessagesTalk.answered(history[1], ["found one"])[1:]
         assert client.ask(history)["content"] == []
         history[2]["content"].append({"type": "text", "text": "Go on."})
         client.ask(history)
@@ -312,7 +205,7 @@ def test_an_omitted_text_of_thinking_is_found_by_its_handle(
     gateway: Gateway, sampler: Recording, stage: Stage
 ) -> None:
     """Other tools: the conversation is rendered anew, with what the policy thought."""
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     thinking_omitted(talk.history)
     talk.history[-1]["content"].append({"type": "text", "text": "Go on."})
     assert not talk.goes_on(tools=[{**TOOL, "name": "another"}, TOOL])
@@ -330,7 +223,7 @@ def shows_old_thinking(stage: Stage) -> bool:
 def test_a_stream_has_the_events_of_the_whole_answer(
     gateway: Gateway, sampler: Recording, turn: int
 ) -> None:
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     history = talk.history[: 2 * turn + 1]
     status, events = talk.client.post(history, stream=True)
     assert status == 200
@@ -344,7 +237,7 @@ def test_a_stream_has_the_events_of_the_whole_answer(
 
 
 def test_any_header_may_have_the_key(gateway: Gateway) -> None:
-    client = Messages(gateway)
+    client = MessagesClient(gateway)
     key, body = gateway.endpoint("a").api_key, {"messages": [user("hi")], "model": "m"}
     for headers in ({"x-api-key": key}, {"Authorization": f"Bearer {key}"}):
         status, answer = send(client.url, "", body, **headers)
@@ -435,7 +328,7 @@ def test_a_form_may_be_sampled_freely() -> None:
 
 
 def test_threads_are_refused_in_the_words_of_the_tool_runner(gateway: Gateway) -> None:
-    status, answer = Messages(gateway).post([user("hi")], thread={"type": "create"})
+    status, answer = MessagesClient(gateway).post([user("hi")], thread={"type": "create"})
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert answer["error"]["details"]["error_code"] == "thread_unsupported_request"
 
@@ -454,47 +347,14 @@ def test_why_a_turn_stopped(
     stage: Stage, hf_tokenizer: Any, text: str, fields: Any, reason: str, sequence: Any
 ) -> None:
     with serving(says(stage, text), hf_tokenizer) as gateway:
-        status, answer = Messages(gateway).post([user("hi")], **fields)
+        status, answer = MessagesClient(gateway).post([user("hi")], **fields)
     assert status == 200
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
     assert answer["id"].startswith("msg_a-")
 
 
-def test_an_empty_turn_may_be_left_out(stage: Stage, hf_tokenizer: Any) -> None:
-    with serving(says(stage, "", "yes"), hf_tokenizer) as gateway:
-        client = Messages(gateway)
-        empty = client.ask([user("hi")])
-        assert empty["content"] == []
-        client.ask([user("hi"), user("well?")])
-        assert client.causes == [None]
-
-
-def test_a_full_conversation_and_a_rollout_that_is_over_differ(
-    stage: Stage, hf_tokenizer: Any
-) -> None:
-    config = {"max_context_tokens": 60, "max_turns": 3}
-    with serving(says(stage, "yes"), hf_tokenizer, config=config) as gateway:
-        client = Messages(gateway)
-        long = [user("hi " * 60)]
-        status, answer = client.post(long)
-        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-        words = answer["error"]["message"].split()
-        assert words[:5] == ["prompt", "is", "too", "long:", words[4]]
-        assert words[5:7] + words[8:] == ["tokens", ">", "maximum"]
-        assert int(words[4]) > int(words[7]) == 60
-        history = [user("a")]
-        for _ in range(3):
-            history += [client.ask(history), user("b")]
-        status, answer = client.post(history)
-        assert status == 400
-        assert answer["error"]["message"] == "max_turns=3 calls were answered"
-        gateway.end("a", 1.0)
-        status, answer = client.post([user("a")])
-        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
-
-
 def test_another_method_and_another_route_are_refused_in_its_own_words(gateway: Gateway) -> None:
-    client = Messages(gateway)
+    client = MessagesClient(gateway)
     status, answer = send(client.url + "/batches", "", {}, **{"x-api-key": gateway.key})
     assert (status, answer["error"]["type"]) == (404, "not_found_error")
 
@@ -506,7 +366,7 @@ def test_another_method_and_another_route_are_refused_in_its_own_words(gateway: 
 def test_the_count_is_the_length_of_the_prompt(
     gateway: Gateway, sampler: Recording, answers: int
 ) -> None:
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     client, history = talk.client, talk.history[: 2 * answers + 1]
     causes = client.causes
     status, counted = client.post(history, "/count_tokens")
@@ -517,7 +377,7 @@ def test_the_count_is_the_length_of_the_prompt(
 
 
 def test_a_count_opens_no_rollout_and_needs_the_key(gateway: Gateway, sampler: Recording) -> None:
-    client = Messages(gateway, "new", system="Hello.")
+    client = MessagesClient(gateway, "new", system="Hello.")
     status, counted = client.post([user("hi")], "/count_tokens?beta=true")
     assert (status, client.causes) == (200, [])
     client.ask([user("hi")])
@@ -530,7 +390,7 @@ def test_a_count_opens_no_rollout_and_needs_the_key(gateway: Gateway, sampler: R
 
 
 def test_a_count_leaves_no_trace_in_the_rollout(gateway: Gateway) -> None:
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     ledger = ledger_of(gateway, "a")
     assert ledger is not None
     (branch,) = ledger.branches
@@ -551,7 +411,7 @@ def test_a_count_leaves_no_trace_in_the_rollout(gateway: Gateway) -> None:
 
 
 def test_a_sub_agent_says_so(gateway: Gateway) -> None:
-    talk = Talk(gateway)
+    talk = MessagesTalk(gateway)
     client = talk.client
     client.ask([user("Find.")], headers={"x-claude-code-agent-id": "00000000000000003"})
     billing = "x-anthropic-billing-header: cc_version=2; cc_is_subagent=true;"
@@ -594,7 +454,7 @@ def test_a_retry_gets_the_sample_that_nobody_got_though_it_does_not_say_so(
             return await super().sample(request)
 
     with serving(Slow(stage.says()), hf_tokenizer) as gateway:
-        client = Messages(gateway)
+        client = MessagesClient(gateway)
         body = {"model": "m", "max_tokens": 50, "messages": [user("hi")], "stream": True}
         with RawClient(client.url, gateway.key) as hangs_up:
             hangs_up.send("/r/a/v1/messages", {**body, "metadata": {"user_id": "1"}})
@@ -626,11 +486,11 @@ def test_a_system_message_in_the_middle_stays_in_the_conversation(
     gateway: Gateway, sampler: Recording, stage: Stage
 ) -> None:
     """S1, as Claude Code sends one behind the first prompt where it does not know the model."""
-    client = Messages(gateway, system="You are a finder.", tools=[TOOL])
+    client = MessagesClient(gateway, system="You are a finder.", tools=[TOOL])
     history = [user("What is it?"), {"role": "system", "content": "Be brief."}]
     history.append(client.ask(history))
-    (call,) = calls_in(history[2])
-    history += [results((call, "found one")), {"role": "system", "content": "Be kind."}]
+    history += MessagesTalk.answered(history[2], ["found one"])[1:]
+    history.append({"role": "system", "content": "Be kind."})
     client.ask(history)
     assert client.causes == [None]
     prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)

@@ -18,7 +18,7 @@ from abut.gateway.ledger.entry import OWN_KEYS
 from abut.gateway.ledger.matching import History
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.writer import template_messages
-from tests.kit.clients.anthropic_client import send
+from tests.kit.clients.dialect_clients import send
 from tests.kit.stage.agents import LOOKUP, says, serving
 from tests.kit.stage.rollouts import Stage
 

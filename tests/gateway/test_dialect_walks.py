@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from abut.gateway.server.gateway import Gateway
-from tests.kit.clients.anthropic_client import causes
+from tests.kit.clients.dialect_clients import causes
 from tests.kit.stage.agents import LOOKUP, a_call, check_tree, serving
 from tests.kit.stage.rollouts import Recording, Stage
 

@@ -1,11 +1,8 @@
 """Gemini generateContent: a conversation in all its spellings, and another one once edited."""
 
 import base64
-import copy
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -13,151 +10,12 @@ import pytest
 from abut.gateway.dialects.gemini import Gemini
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.gateway import Gateway
-from tests.kit.clients.anthropic_client import causes
-from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, says, serving, user
-from tests.kit.stage.rollouts import Recording, Stage
+from tests.kit.clients.dialect_clients import GeminiClient
+from tests.kit.clients.dialect_talks import Change, GeminiTalk, edited, reversed_at
+from tests.kit.stage.rollouts import Recording
 
-DECLARED = {
-    "name": "lookup",
-    "description": "Look up.",
-    "parameters": {
-        "type": "OBJECT",
-        "properties": {"a": {"type": "STRING"}},
-        "required": ["a"],
-    },
-}
-TOOLS = [{"functionDeclarations": [DECLARED]}]
-TEXTS = (
-    "<think>\nI should look.\n</think>\n\n" + a_call(text="Let me see.\n", a="one"),
-    a_call(a="two") + "\n" + a_call(a="three"),
-    "It is one.",
-    "Goodbye.",
-)
-
-
-@pytest.fixture
-def sampler(stage: Stage) -> Recording:
-    return says(stage, *TEXTS)
-
-
-@pytest.fixture
-def gateway(sampler: Recording, hf_tokenizer: Any) -> Iterator[Gateway]:
-    with serving(sampler, hf_tokenizer) as gateway:
-        yield gateway
-
-
-def said(text: str, role: str = "user") -> dict[str, Any]:
-    return {"role": role, "parts": [{"text": text}]}
-
-
-class Client:
-    """Asks one rollout of a gateway."""
-
-    def __init__(self, gateway: Gateway, rollout: str = "a", **fields: Any) -> None:
-        self.gateway, self.rollout, self.fields = gateway, rollout, fields
-        self.base = gateway.endpoint(rollout).base_url.removesuffix("/v1")
-
-    def post(
-        self,
-        contents: Any,
-        verb: str = "generateContent",
-        version: str = "/v1beta",
-        key: str | None = None,
-        **fields: Any,
-    ) -> tuple[int, Any]:
-        """Send contents; returns status and JSON, or the chunks of a stream."""
-        body = {**self.fields, "contents": contents, **fields}
-        request = Request(
-            f"{self.base}{version}/models/policy:{verb}",
-            json.dumps(body).encode(),
-            {"content-type": "application/json", "x-goog-api-key": key or self.gateway.key},
-        )
-        try:
-            with urlopen(request, timeout=60) as reply:
-                text = reply.read().decode()
-                if reply.headers.get_content_type() == "text/event-stream":
-                    blocks = [block for block in text.split("\n\n") if block.strip()]
-                    return 200, [json.loads(block.removeprefix("data: ")) for block in blocks]
-                return reply.status, json.loads(text)
-        except HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    def ask(self, contents: Any, **fields: Any) -> dict[str, Any]:
-        """One turn; returns its content."""
-        status, answer = self.post(contents, **fields)
-        assert status == 200, answer
-        content: dict[str, Any] = answer["candidates"][0]["content"]
-        return content
-
-    @property
-    def causes(self) -> list[str | None]:
-        return causes(self.gateway, self.rollout)
-
-
-def results(content: dict[str, Any], *texts: str) -> dict[str, Any]:
-    calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
-    return {
-        "role": "user",
-        "parts": [
-            {"functionResponse": {**call, "args": None, "response": {"result": text}}}
-            for call, text in zip(calls, texts, strict=True)
-        ],
-    }
-
-
-class Talk:
-    """A conversation up to its third answer.
-
-    Attributes:
-        contents: of the third request.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        system = {"parts": [{"text": "You are a finder."}]}
-        self.client = Client(gateway, systemInstruction=system, tools=TOOLS)
-        self.contents = [said("What is it?")]
-        for texts in (["found one"], ["found two", "found three"]):
-            self.contents.append(content := self.client.ask(self.contents))
-            self.contents.append(results(content, *texts))
-
-    def goes_on(self, **fields: Any) -> bool:
-        """Whether the contents are the conversation that was said."""
-        before = len(self.client.causes)
-        self.client.ask(self.contents, **fields)
-        return len(self.client.causes) == before
-
-
-def test_the_row_is_that_of_a_chat_client_with_the_same_conversation(
-    gateway: Gateway, sampler: Recording
-) -> None:
-    talk = Talk(gateway)
-    thought, text, call = talk.contents[1]["parts"]
-    assert (thought["thought"], text["text"]) == (True, "Let me see.")
-    assert base64.urlsafe_b64decode(call["thoughtSignature"]).startswith(b"abut.0.")
-    assert talk.goes_on()
-    row = gateway.end("a", 1.0)
-    assert (row.error, row.branches, len(row.turns)) == (None, [], 3)
-    check_tree(row, [call for call in sampler.calls if call[0].rollout_id == "a"])
-    messages: list[Any] = [
-        {"role": "system", "content": "You are a finder."},
-        user("What is it?"),
-    ]
-    for texts in (["found one"], ["found two", "found three"], []):
-        answer, _ = ask(gateway, messages, "chat", tools=[LOOKUP])
-        messages.append(answer)
-        messages += [
-            {"role": "tool", "tool_call_id": call["id"], "content": text}
-            for call, text in zip(answer.get("tool_calls", ()), texts, strict=True)
-        ]
-    chat = gateway.end("chat", 1.0)
-    assert row.columns is not None
-    assert chat.columns is not None
-    for name in ("prompt_ids", "completion_ids", "env_mask"):
-        assert getattr(row.columns, name).tolist() == getattr(chat.columns, name).tolist()
-
-
-Change = Callable[[list[Any]], object]
+TOOLS = GeminiTalk.fields["tools"]
+said = GeminiTalk.said
 
 
 def content_for_each_part(contents: list[Any]) -> None:
@@ -228,35 +86,10 @@ def with_nothing(contents: list[Any]) -> None:
 def test_a_history_in_another_spelling_is_the_one_that_was_said(
     gateway: Gateway, change: Change
 ) -> None:
-    talk = Talk(gateway)
-    talk.contents = copy.deepcopy(talk.contents)
-    change(talk.contents)
+    talk = GeminiTalk(gateway)
+    talk.change(change)
     assert talk.goes_on()
     assert talk.client.causes == [None]
-
-
-def edited(path: list[Any], value: Any) -> Change:
-    def edit(contents: list[Any]) -> None:
-        *way, last = path
-        at: Any = contents
-        for key in way:
-            at = at[key]
-        if value is None:
-            del at[last]
-        else:
-            at[last] = value
-
-    return edit
-
-
-def reversed_at(*path: Any) -> Change:
-    def edit(contents: list[Any]) -> None:
-        at: Any = contents
-        for key in path:
-            at = at[key]
-        at.reverse()
-
-    return edit
 
 
 OTHER = base64.urlsafe_b64encode(b"abut.0").decode()
@@ -282,9 +115,8 @@ OTHER = base64.urlsafe_b64encode(b"abut.0").decode()
     ],
 )
 def test_an_edited_history_is_a_conversation_of_its_own(gateway: Gateway, edit: Change) -> None:
-    talk = Talk(gateway)
-    talk.contents = copy.deepcopy(talk.contents)
-    edit(talk.contents)
+    talk = GeminiTalk(gateway)
+    talk.change(edit)
     assert not talk.goes_on()
 
 
@@ -402,7 +234,7 @@ def test_what_cannot_be_exact_is_a_400_that_names_the_field(
 
 
 def test_each_version_and_key_opens_it(gateway: Gateway) -> None:
-    client = Client(gateway)
+    client = GeminiClient(gateway)
     for version in ("/v1beta", "/v1", ""):
         assert client.post([said("hi")], version=version)[0] == 200
     assert client.post([said("hi")], f"generateContent?key={gateway.key}", key=" ")[0] == 200
@@ -412,10 +244,16 @@ def test_each_version_and_key_opens_it(gateway: Gateway) -> None:
     assert status == 404
 
 
+def test_thinking_is_a_thought_and_its_handle_is_on_the_call(gateway: Gateway) -> None:
+    thought, text, call = GeminiTalk(gateway).history[1]["parts"]
+    assert (thought["thought"], text["text"]) == (True, "Let me see.")
+    assert base64.urlsafe_b64decode(call["thoughtSignature"]).startswith(b"abut.0.")
+
+
 @pytest.mark.parametrize("turn", range(3))
 def test_the_chunks_of_a_stream_are_the_whole_answer(gateway: Gateway, turn: int) -> None:
-    talk = Talk(gateway)
-    contents = talk.contents[: 2 * turn + 1]
+    talk = GeminiTalk(gateway)
+    contents = talk.history[: 2 * turn + 1]
     status, chunks = talk.client.post(contents, "streamGenerateContent?alt=sse")
     assert status == 200
     parts = [part for c in chunks for part in c["candidates"][0]["content"]["parts"]]
@@ -434,46 +272,13 @@ def test_the_chunks_of_a_stream_are_the_whole_answer(gateway: Gateway, turn: int
     assert talk.client.post(contents, "streamGenerateContent")[0] == 400
 
 
-def test_an_empty_turn_may_be_left_out(stage: Stage, hf_tokenizer: Any) -> None:
-    with serving(says(stage, "", "yes"), hf_tokenizer) as gateway:
-        client = Client(gateway)
-        assert client.ask([said("hi")]) == {"role": "model"}
-        client.ask([said("hi"), said("well?")])
-        assert client.causes == [None]
-
-
-def test_a_full_conversation_and_a_rollout_that_is_over_differ(
-    stage: Stage, hf_tokenizer: Any
-) -> None:
-    config = {"max_context_tokens": 60, "max_turns": 2}
-    with serving(says(stage, "yes"), hf_tokenizer, config=config) as gateway:
-        client = Client(gateway)
-        status, answer = client.post([said("hi " * 60)])
-        assert status == 400
-        assert "exceeds the maximum number of tokens allowed (60)" in answer["error"]["message"]
-        contents = [said("a")]
-        for _ in range(2):
-            contents += [client.ask(contents), said("b")]
-        status, answer = client.post(contents)
-        assert answer["error"] == {
-            "code": 400,
-            "message": "max_turns=2 calls were answered",
-            "status": "INVALID_ARGUMENT",
-        }
-        cut = client.ask([said("a")], generationConfig={"maxOutputTokens": 1})
-        assert cut["role"] == "model"
-        gateway.end("a", 1.0)
-        status, answer = client.post([said("a")])
-        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
-
-
 def test_the_count_is_the_length_of_the_prompt(gateway: Gateway, sampler: Recording) -> None:
-    talk = Talk(gateway)
-    client, contents = talk.client, talk.contents
+    talk = GeminiTalk(gateway)
+    client, contents = talk.client, talk.history
     before = client.causes
     counts = [client.post(contents, "countTokens")]
     request = {"model": "models/policy", "contents": contents, **client.fields}
-    counts.append(Client(gateway).post(None, "countTokens", generateContentRequest=request))
+    counts.append(GeminiClient(gateway).post(None, "countTokens", generateContentRequest=request))
     assert client.causes == before
     client.ask(contents)
     length = len(sampler.calls[-1][0].prompt_ids)

@@ -1,8 +1,6 @@
 """OpenAI Responses: a conversation in all its spellings, and another one once it is edited."""
 
-import copy
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,121 +10,13 @@ from abut.gateway.ledger.entry import BranchEntry
 from abut.gateway.ledger.matching import keys_read, keys_returned, rewrite_of
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.gateway import Gateway
-from tests.kit.clients.anthropic_client import causes, ledger_of, send
+from tests.kit.clients.dialect_clients import ResponsesClient, causes, ledger_of, send
+from tests.kit.clients.dialect_talks import TEXTS, Change, ResponsesTalk, edited
 from tests.kit.data.trl_templates import with_template
-from tests.kit.stage.agents import LOOKUP, a_call, ask, check_tree, post, says, serving, user
+from tests.kit.stage.agents import a_call, ask, post, says, serving, user
 from tests.kit.stage.rollouts import Recording, Stage
 
-TOOL = {"type": "function", "strict": False, **LOOKUP["function"]}  # type: ignore[dict-item]
-TEXTS = (
-    "<think>\nI should look.\n</think>\n\n" + a_call(text="Let me see.\n", a="one"),
-    a_call(a="two") + "\n" + a_call(a="three"),
-    "It is one.",
-    "Goodbye.",
-)
-
-
-@pytest.fixture
-def sampler(stage: Stage) -> Recording:
-    return says(stage, *TEXTS)
-
-
-@pytest.fixture
-def gateway(sampler: Recording, hf_tokenizer: Any) -> Iterator[Gateway]:
-    with serving(sampler, hf_tokenizer) as gateway:
-        yield gateway
-
-
-class Client:
-    """Asks one rollout of a gateway."""
-
-    def __init__(self, gateway: Gateway, rollout: str = "a", **fields: Any) -> None:
-        self.gateway, self.rollout = gateway, rollout
-        self.fields = {"model": "policy", **fields}
-        self.url = f"{gateway.endpoint(rollout).base_url}/responses"
-
-    def post(self, items: Any, headers: Any = None, **fields: Any) -> tuple[int, Any]:
-        """Send items; returns status and JSON, or events."""
-        key = {"Authorization": f"Bearer {self.gateway.key}", **(headers or {})}
-        return send(self.url, "", {**self.fields, "input": items, **fields}, **key)
-
-    def ask(self, items: Any, **fields: Any) -> Any:
-        """One turn; returns the response."""
-        status, answer = self.post(items, **fields)
-        assert status == 200, answer
-        return answer
-
-    @property
-    def causes(self) -> list[str | None]:
-        return causes(self.gateway, self.rollout)
-
-
-def output(call: Any, text: Any) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
-
-
-def calls_in(items: Any) -> list[Any]:
-    return [item for item in items if item["type"].endswith("_call")]
-
-
-class Talk:
-    """A conversation up to its third answer, and what a client sends next.
-
-    Attributes:
-        items: of the third request: the question, reasoning, text, call, output, two calls and
-            their outputs.
-        responses: the first two.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.client = Client(gateway, instructions="You are a finder.", tools=[TOOL])
-        self.items: list[Any] = [user("What is it?")]
-        self.responses = []
-        for texts in (["found one"], ["found two", "found three"]):
-            self.responses.append(response := self.client.ask(self.items))
-            calls = calls_in(response["output"])
-            self.items += response["output"]
-            self.items += [output(call, text) for call, text in zip(calls, texts, strict=True)]
-
-    def goes_on(self, **fields: Any) -> bool:
-        """Whether the items are the conversation that was said."""
-        before = len(self.client.causes)
-        self.client.ask(self.items, **fields)
-        return len(self.client.causes) == before
-
-
-def test_the_row_is_that_of_a_chat_client_with_the_same_conversation(
-    gateway: Gateway, sampler: Recording
-) -> None:
-    talk = Talk(gateway)
-    kinds = [item.get("type", "message") for item in talk.items]
-    assert kinds == [
-        *("message", "reasoning", "message", "function_call", "function_call_output"),
-        *("function_call", "function_call", "function_call_output", "function_call_output"),
-    ]
-    assert talk.goes_on()
-    row = gateway.end("a", 1.0)
-    assert (row.error, row.branches, len(row.turns)) == (None, [], 3)
-    check_tree(row, [call for call in sampler.calls if call[0].rollout_id == "a"])
-    messages: list[Any] = [
-        {"role": "system", "content": "You are a finder."},
-        user("What is it?"),
-    ]
-    for texts in (["found one"], ["found two", "found three"], []):
-        answer, _ = ask(gateway, messages, "chat", tools=[LOOKUP])
-        messages.append(answer)
-        messages += [
-            {"role": "tool", "tool_call_id": call["id"], "content": text}
-            for call, text in zip(answer.get("tool_calls", ()), texts, strict=True)
-        ]
-    chat = gateway.end("chat", 1.0)
-    assert row.columns is not None
-    assert chat.columns is not None
-    for name in ("prompt_ids", "completion_ids", "env_mask"):
-        assert getattr(row.columns, name).tolist() == getattr(chat.columns, name).tolist()
-
-
-Change = Callable[[list[Any]], object]
+(TOOL,) = ResponsesTalk.fields["tools"]
 
 
 def without_labels(items: list[Any]) -> None:
@@ -185,28 +75,13 @@ def open_reasoning(items: list[Any]) -> None:
 def test_a_history_in_another_spelling_is_the_one_that_was_said(
     gateway: Gateway, change: Change
 ) -> None:
-    talk = Talk(gateway)
-    talk.items = copy.deepcopy(talk.items)
-    change(talk.items)
+    talk = ResponsesTalk(gateway)
+    talk.change(change)
     assert talk.goes_on()
     assert talk.client.causes == [None]
     ledger = ledger_of(gateway, "a")
     assert ledger is not None
     assert not ledger.client_rewrites
-
-
-def edited(path: list[Any], value: Any) -> Change:
-    def edit(items: list[Any]) -> None:
-        *way, last = path
-        at: Any = items
-        for key in way:
-            at = at[key]
-        if value is None:
-            del at[last]
-        else:
-            at[last] = value
-
-    return edit
 
 
 def swapped(one: int, other: int) -> Change:
@@ -238,9 +113,8 @@ def swapped(one: int, other: int) -> Change:
     ],
 )
 def test_an_edited_history_is_a_conversation_of_its_own(gateway: Gateway, edit: Change) -> None:
-    talk = Talk(gateway)
-    talk.items = copy.deepcopy(talk.items)
-    edit(talk.items)
+    talk = ResponsesTalk(gateway)
+    talk.change(edit)
     assert not talk.goes_on()
 
 
@@ -267,10 +141,10 @@ def thinking_as(text: str) -> Change:
 def test_thinking_that_comes_back_as_text_is_a_counted_rewrite(
     gateway: Gateway, text: str, rewrites: Any
 ) -> None:
-    talk = Talk(gateway)
-    thinking_as(text)(talk.items)
+    talk = ResponsesTalk(gateway)
+    thinking_as(text)(talk.history)
     if text.startswith("<think>I"):  # which this template does not write in an answer
-        status, _ = talk.client.post(talk.items)
+        status, _ = talk.client.post(talk.history)
         assert status in (200, 400)
         return
     assert talk.goes_on() == (rewrites is not None)
@@ -293,7 +167,7 @@ def test_a_text_like_thinking_is_text_where_the_template_writes_thinking_otherwi
     spoken = "<think>\nI should look.\n</think>"
     tokenizer = with_template(hf_tokenizer, THINKS_OTHERWISE)
     with serving(says(stage, spoken, "Yes."), tokenizer) as gateway:
-        client = Client(gateway)
+        client = ResponsesClient(gateway)
         items: list[Any] = [user("What is it?")]
         (message,) = client.ask(items)["output"]
         assert (message["type"], message["content"][0]["text"]) == ("message", spoken)
@@ -310,8 +184,8 @@ def test_a_text_like_thinking_is_text_where_the_template_writes_thinking_otherwi
 def test_thinking_as_text_is_thinking_in_a_new_conversation_too(
     gateway: Gateway, sampler: Recording, stage: Stage
 ) -> None:
-    talk = Talk(gateway)
-    thinking_as("<think>\nI should look.\n</think>")(talk.items)
+    talk = ResponsesTalk(gateway)
+    thinking_as("<think>\nI should look.\n</think>")(talk.history)
     other = {**TOOL, "name": "another"}
     assert not talk.goes_on(tools=[other, TOOL])  # which renders the conversation anew
     prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)
@@ -321,8 +195,8 @@ def test_thinking_as_text_is_thinking_in_a_new_conversation_too(
 
 def test_that_rewrite_can_be_switched_off(stage: Stage, hf_tokenizer: Any) -> None:
     with serving(says(stage, *TEXTS), hf_tokenizer, rewrites=()) as gateway:
-        talk = Talk(gateway)
-        thinking_as("<think>\nI should look.\n</think>")(talk.items)
+        talk = ResponsesTalk(gateway)
+        thinking_as("<think>\nI should look.\n</think>")(talk.history)
         assert not talk.goes_on()
 
 
@@ -345,7 +219,7 @@ def test_each_kind_of_call_is_the_item_that_its_client_knows(
         "Done.",
     ]
     with serving(says(stage, *says_calls), hf_tokenizer) as gateway:
-        client = Client(gateway, tools=[NAMESPACE, CUSTOM, SEARCH, {"type": "web_search"}])
+        client = ResponsesClient(gateway, tools=[NAMESPACE, CUSTOM, SEARCH, {"type": "web_search"}])
         items: list[Any] = [user("Go.")]
         known = []
         for result in ("found one", "patched", [{**NAMESPACE, "name": "found"}], "found two"):
@@ -394,7 +268,7 @@ def test_a_custom_tool_may_be_called_with_any_arguments(
 ) -> None:
     texts = (a_call("patch", text="Now.\n", **arguments), "Done.")
     with serving(says(stage, *texts), hf_tokenizer) as gateway:
-        client = Client(gateway, tools=[CUSTOM, TOOL])
+        client = ResponsesClient(gateway, tools=[CUSTOM, TOOL])
         text, call = client.ask([user("Go.")])["output"]
         assert call["type"] == "custom_tool_call"
         done = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
@@ -442,19 +316,19 @@ def test_a_search_shows_what_it_found_by_its_flat_names() -> None:
 
 
 def test_a_previous_response_stands_for_its_conversation(gateway: Gateway) -> None:
-    talk = Talk(gateway)
-    client, (first, second) = talk.client, talk.responses
-    response = client.ask(talk.items[-2:], previous_response_id=second["id"])
+    talk = ResponsesTalk(gateway)
+    client, (first, second) = talk.client, talk.answers
+    response = client.ask(talk.history[-2:], previous_response_id=second["id"])
     assert client.causes == [None]
     assert response["previous_response_id"] == second["id"]
-    client.ask(talk.items[4:5], previous_response_id=first["id"])  # once more, so a sibling
+    client.ask(talk.history[4:5], previous_response_id=first["id"])  # once more, so a sibling
     assert client.causes == [None, "repeated"]
-    client.ask(talk.items[-2:], previous_response_id=second["id"], instructions="Be brief.")
+    client.ask(talk.history[-2:], previous_response_id=second["id"], instructions="Be brief.")
     assert client.causes == [None, "repeated", "rewritten"]
 
 
 def test_its_instructions_are_not_inherited(gateway: Gateway) -> None:
-    client = Client(gateway)
+    client = ResponsesClient(gateway)
     first = client.ask("hi", instructions="You are a finder.")
     client.ask("well?", previous_response_id=first["id"])
     ledger = ledger_of(gateway, "a")
@@ -464,7 +338,7 @@ def test_its_instructions_are_not_inherited(gateway: Gateway) -> None:
 
 
 def test_it_names_the_rollout_and_none_but_that(gateway: Gateway) -> None:
-    first = Client(gateway).ask("hi")
+    first = ResponsesClient(gateway).ask("hi")
     key = {"Authorization": f"Bearer {gateway.endpoint('a').api_key}"}
     body = {"model": "m", "input": "well?", "previous_response_id": first["id"]}
     status, answer = send(f"{gateway.base_url}/responses", "", body, **key)
@@ -474,13 +348,13 @@ def test_it_names_the_rollout_and_none_but_that(gateway: Gateway) -> None:
         (first["id"], "is not an answer of this rollout"),
         ("resp_123", "is not an answer of this gateway"),
     ):
-        status, answer = Client(gateway, "b").post("well?", previous_response_id=id_)
+        status, answer = ResponsesClient(gateway, "b").post("well?", previous_response_id=id_)
         assert (status, answer["error"]["param"]) == (400, "previous_response_id")
         assert message in answer["error"]["message"]
 
 
 def test_a_response_can_be_read_again(gateway: Gateway) -> None:
-    client = Client(gateway, store=False)
+    client = ResponsesClient(gateway, store=False)
     first = client.ask("hi")
     for url in (client.url, f"{gateway.base_url}/responses"):
         assert get(f"{url}/{first['id']}", gateway.key) == (200, first)
@@ -562,7 +436,7 @@ def test_what_cannot_be_exact_is_a_400_that_names_the_field(
 
 
 def test_an_answer_that_was_cut_is_incomplete(gateway: Gateway) -> None:
-    client = Client(gateway)
+    client = ResponsesClient(gateway)
     answer = client.ask("hi", max_output_tokens=2)
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -572,8 +446,8 @@ def test_an_answer_that_was_cut_is_incomplete(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("turn", range(3))
 def test_a_stream_has_the_items_of_the_whole_answer(gateway: Gateway, turn: int) -> None:
-    talk = Talk(gateway)
-    items = talk.items[: (1, 5, 9)[turn]]
+    talk = ResponsesTalk(gateway)
+    items = talk.history[: (1, 5, 9)[turn]]
     status, events = talk.client.post(items, stream=True)
     assert status == 200
     whole = events[-1]["response"]
@@ -591,28 +465,8 @@ def test_a_stream_has_the_items_of_the_whole_answer(gateway: Gateway, turn: int)
     assert get(f"{talk.client.url}/{whole['id']}", gateway.key) == (200, whole)
 
 
-def test_a_full_conversation_and_a_rollout_that_is_over_differ(
-    stage: Stage, hf_tokenizer: Any
-) -> None:
-    config = {"max_context_tokens": 60, "max_turns": 2}
-    with serving(says(stage, "yes"), hf_tokenizer, config=config) as gateway:
-        client = Client(gateway)
-        status, answer = client.post("hi " * 60)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length" in answer["error"]["message"]
-        items: list[Any] = [user("a")]
-        for _ in range(2):
-            items += [*client.ask(items)["output"], user("b")]
-        status, answer = client.post(items)
-        assert (status, answer["error"]["code"]) == (400, "limit_reached")
-        assert answer["error"]["message"] == "max_turns=2 calls were answered"
-        gateway.end("a", 1.0)
-        status, answer = client.post("a")
-        assert (status, answer["error"]["message"]) == (400, "this rollout is over")
-
-
 def test_codex_says_who_asks(gateway: Gateway) -> None:
-    client = Client(gateway)
+    client = ResponsesClient(gateway)
     client.ask("Find.")
     turn = {"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}
     compaction = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
