@@ -201,6 +201,15 @@ def test_a_wheel_that_requires_more_than_numpy_would_not_install(
             "the gateway needs aiohttp: pip install 'abut[gateway]'",
         ),
         (
+            "from abut.agents import ClaudeCode; ClaudeCode('Repair it.', len)",
+            "abut.agents.ClaudeCode needs Claude Code: pip install 'abut[claude-code]', or "
+            "program='/path/to/it'",
+        ),
+        (
+            "from abut.agents import Codex; Codex('Repair it.', len)",
+            "abut.agents.Codex needs Codex: pip install 'abut[codex]', or program='/path/to/it'",
+        ),
+        (
             "from abut.ray import RayPool; from abut.envs.built_in import EchoEnv; "
             "RayPool(EchoEnv, size=1)",
             "abut.ray needs Ray: pip install 'abut[ray]'",
@@ -372,7 +381,13 @@ ALONE = {
 """The module that an extra brings, and the target that makes an environment with it."""
 
 
-@pytest.mark.parametrize("extra", sorted(USES))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(extra, marks=[pytest.mark.agents] * (extra in ("claude-code", "codex")))
+        for extra in sorted(USES)
+    ],
+)
 def test_an_extra_alone_brings_all_that_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
     if extra in ALONE and find_spec(ALONE[extra][0]) is None:
         target = f"make {ALONE[extra][1]}"
