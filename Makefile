@@ -86,8 +86,11 @@ test-agents: $(AGENT_CLIENTS:%=test-agents-%)
 	@$(if $(OPENHANDS_PYTHON),,echo "tests of OpenHands are left out: they need a Python 3.12")
 
 $(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build .venv-agents/%/deps.stamp
-	ABUT_AGENT_CLIENTS=$* PYTHONPATH=python .venv-agents/$*/bin/python -m pytest -W ignore \
-		-m agents tests/gateway/clients
+	ABUT_AGENT_CLIENTS=$* PYTHONPATH=$(abspath python) .venv-agents/$*/bin/python -m pytest -W ignore \
+		-m agents tests/gateway/clients $(CLIENT_TESTS)
+
+# The extras that bring these programs, from the wheel.
+test-agents-coding: CLIENT_TESTS := tests/test_packaging.py
 
 # Eval Protocol imports litellm, which looks prices up unless it is told not to. Debian's chromium, if it
 # is installed, opens the pages of `ep logs`.
@@ -161,7 +164,8 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 .venv-ray/deps.stamp: tests/ray/requirements.txt
 $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
-$(patsubst %,.venv-agents/%/deps.stamp,coding harnesses openhands): tests/gateway/clients/trainer.txt
+$(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses litellm openhands): \
+	tests/gateway/clients/trainer.txt
 .venv-agents/openhands/deps.stamp: PYTHON = $(OPENHANDS_PYTHON)
 # Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.
 $(TRL_VERSIONS:%=.venv-trl/%/deps.stamp): .venv-trl/%/deps.stamp: \

@@ -119,8 +119,6 @@ def test_what_failed_or_was_ended_has_no_score() -> None:
     assert not can_be_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.STALE))
     assert not can_be_scored(Rollout("r", 0, columns=scored, stop_reason=StopReason.ERROR))
     assert not can_be_scored(Rollout("r", 0, stop_reason=StopReason.ENV_DONE))
-    unmeasured = Rollout("r", 0, columns=scored, stop_reason=StopReason.ENV_DONE, measured=False)
-    assert not can_be_scored(unmeasured)
 
 
 def test_the_completion_begins_with_the_policys_first_turn() -> None:

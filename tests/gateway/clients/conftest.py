@@ -53,12 +53,48 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
+def stage(request: pytest.FixtureRequest) -> Any:
+    """The demo's template, or the one that `on_each_template` names."""
+    from tests.kit.clients.template_stage import stage_of
+
+    return stage_of(getattr(request, "param", "demo"))
+
+
+@pytest.fixture
 def heard(stage: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Plays one agent, and keeps what its client asked."""
-    from tests.kit.clients.conversation import Heard
+    from tests.kit.clients.conversation import SAYS, SAYS_PLAINLY, Heard
 
-    def play(agent: Any, *args: Any, **options: Any) -> Any:
-        return Heard(stage, monkeypatch, agent, *args, **options)
+    def play(agent: Any, says: Any = None, *args: Any, **options: Any) -> Any:
+        says = says or (SAYS if stage.takes_tools else SAYS_PLAINLY)
+        return Heard(stage, monkeypatch, agent, stage.sampled(says), *args, **options)
+
+    return play
+
+
+@pytest.fixture
+def holds(heard: Callable[..., Any], stage: Any) -> Callable[..., Any]:
+    """Lets a client hold its conversation, which must be one, as an environment would hold it."""
+    from abut import agent
+    from tests.kit.clients.conversation import SYSTEM, opening
+
+    def play(client: Any, *, stream: bool, own_words: bool = False) -> Any:
+        """Play it; with `own_words` it adds some to the system prompt or to what tools return."""
+
+        @agent
+        async def solve(endpoint: Any) -> float:
+            await client(endpoint, tools=stage.takes_tools, stream=stream)
+            return 1.0
+
+        one = heard(solve)
+        first = replies = None
+        if own_words:
+            system = one.asked[0].messages[0]["content"]
+            assert SYSTEM in system
+            first, replies = opening(stage, system), one.replies
+        one.check_same_as_env(first=first, replies=replies)
+        assert {request.stream for request in one.asked} == {stream}
+        return one
 
     return play
 
@@ -68,4 +104,4 @@ def trained(tmp_path: Path) -> Callable[..., Any]:
     """Trains on rollouts of one agent, and keeps the rows that the loss was taken over."""
     from tests.kit.clients.trained import Trained
 
-    return lambda agent, says: Trained(agent, says, tmp_path / "trained")
+    return lambda agent, says, **options: Trained(agent, says, tmp_path / "trained", **options)

@@ -1,4 +1,4 @@
-"""Clients of Anthropic Messages: its SDK, whose types all answers have, LangChain, pydantic-ai."""
+"""Anthropic's SDK, whose types all answers have."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import pytest
 
 from abut import agent
 from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.template_stage import TemplateStage, on_each_template
 
 ENVIRONMENTS = ("dialects",)
 
@@ -19,8 +20,10 @@ TOOL = {
 }
 
 
-def address(endpoint: Any) -> str:
-    return str(endpoint.base_url).removesuffix("/v1")
+def client_of(endpoint: Any) -> Any:
+    import anthropic
+
+    return anthropic.Anthropic(base_url=endpoint.anthropic_url, api_key=endpoint.api_key)
 
 
 def accepted(kind: Any, value: Any) -> Any:
@@ -57,20 +60,21 @@ def events(client: Any, **options: Any) -> Any:
     return None
 
 
+@on_each_template
 @pytest.mark.parametrize("ask", [plain, streamed])
 @pytest.mark.parametrize("dumped", [False, True])
-def test_a_loop_with_a_tool(heard: Play, ask: Callable[..., Any], dumped: bool) -> None:
+def test_a_loop_with_a_tool(
+    heard: Play, stage: TemplateStage, ask: Callable[..., Any], dumped: bool
+) -> None:
     @agent
     def solve(endpoint: Any) -> float:
-        import anthropic
-
-        client = anthropic.Anthropic(base_url=address(endpoint), api_key=endpoint.api_key)
+        client = client_of(endpoint)
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         options = {
             "model": endpoint.model,
             "max_tokens": 5000,
             "system": SYSTEM,
-            "tools": [TOOL],
+            "tools": [TOOL] if stage.takes_tools else [],
         }
         for follows in (True, False):
             while True:
@@ -103,9 +107,7 @@ def answered(call: Any) -> dict[str, Any]:
 def test_each_event_of_a_stream_is_of_an_official_type(heard: Play, text: str) -> None:
     @agent
     def solve(endpoint: Any) -> float:
-        import anthropic
-
-        client = anthropic.Anthropic(base_url=address(endpoint), api_key=endpoint.api_key)
+        client = client_of(endpoint)
         messages = [{"role": "user", "content": QUESTION}]
         events(client, model="m", max_tokens=5000, messages=messages, tools=[TOOL])
         return 1.0
@@ -118,7 +120,7 @@ def test_refusals_are_its_errors(heard: Play) -> None:
     def solve(endpoint: Any) -> float:
         import anthropic
 
-        client = anthropic.Anthropic(base_url=address(endpoint), api_key=endpoint.api_key)
+        client = client_of(endpoint)
         ask: Any = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "a"}]}
         client.messages.create(**ask)
         for fields in ({"messages": []}, {"extra_body": {"container": "c"}}):
@@ -144,7 +146,7 @@ def test_the_tool_runner_sends_all_messages_where_threads_are_refused(heard: Pla
             """Look up."""
             return found(a, b, k)
 
-        client = anthropic.Anthropic(base_url=address(endpoint), api_key=endpoint.api_key)
+        client = client_of(endpoint)
         runner = client.beta.messages.tool_runner(
             model=endpoint.model,
             max_tokens=5000,
@@ -158,68 +160,3 @@ def test_the_tool_runner_sends_all_messages_where_threads_are_refused(heard: Pla
     one = heard(solve, says=SAYS[:4])
     one.check()
     assert one.causes == [None]
-
-
-def test_langchain(heard: Play) -> None:
-    @agent
-    async def solve(endpoint: Any) -> float:
-        from langchain_anthropic import ChatAnthropic
-        from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
-
-        model = ChatAnthropic(
-            model=endpoint.model,
-            base_url=address(endpoint),
-            api_key=endpoint.api_key,
-            max_tokens=5000,
-        ).bind_tools([TOOL])
-        messages: list[Any] = [SystemMessage(SYSTEM), HumanMessage(QUESTION)]
-        for follows in (True, False):
-            while True:
-                messages.append(answer := await model.ainvoke(messages))
-                if not answer.tool_calls:
-                    break
-                messages += [
-                    ToolMessage(found(**call["args"]), tool_call_id=call["id"])
-                    for call in answer.tool_calls
-                ]
-            if follows:
-                messages.append(HumanMessage(FOLLOW))
-        return 1.0
-
-    heard(solve).check_same_as_env()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_pydantic_ai(heard: Play, stream: bool) -> None:
-    @agent
-    async def solve(endpoint: Any) -> float:
-        from anthropic import AsyncAnthropic
-        from pydantic_ai import Agent
-        from pydantic_ai.models.anthropic import AnthropicModel
-        from pydantic_ai.providers.anthropic import AnthropicProvider
-
-        client = AsyncAnthropic(base_url=address(endpoint), api_key=endpoint.api_key)
-        model = AnthropicModel(endpoint.model, provider=AnthropicProvider(anthropic_client=client))
-        finder = Agent(model, system_prompt=SYSTEM, model_settings={"max_tokens": 5000})
-
-        @finder.tool_plain
-        def lookup(a: str, b: float = 0.0, k: int = 0) -> str:
-            """Look up."""
-            return found(a, b, k)
-
-        history: Any = None
-        for said in (QUESTION, FOLLOW):
-            async with finder.iter(said, message_history=history) as run:
-                async for node in run:
-                    if stream and Agent.is_model_request_node(node):
-                        async with node.stream(run.ctx) as deltas:
-                            assert [delta async for delta in deltas]
-            assert run.result is not None
-            history = run.result.all_messages()
-        return 1.0
-
-    one = heard(solve)
-    one.check()
-    assert one.causes == [None]
-    assert len(one.rollout.turns) == len(SAYS)
-    assert {request.stream for request in one.asked} == {stream}

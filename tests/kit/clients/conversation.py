@@ -5,10 +5,12 @@ of it the row that an environment makes that says the same.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from abut import Tokenizer
+from abut.errors import TemplateError
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.server.gateway import Gateway
@@ -29,6 +31,10 @@ SAYS = (
     "Goodbye.",
 )
 """What the policy says, turn for turn: thinking, text beside a call, two calls at once, no text."""
+
+
+SAYS_PLAINLY = SAYS[3:]
+"""The same without calls, where the template shows no tools."""
 
 
 def found(a: str, b: float = 0.0, k: int = 0) -> str:
@@ -65,6 +71,31 @@ LOOKUP = {
 }
 
 
+Turns: TypeAlias = Sequence[str | Callable[[str], str]]
+"""What the policy says, turn for turn; a function makes it of the text of the prompt."""
+
+Says: TypeAlias = Turns | Mapping[str, Turns]
+"""The turns of one conversation; or of each of several, by a text that stands in its prompt before
+any of these other texts."""
+
+
+class Script:
+    """Says the texts of each conversation one after the other, the last one again and again."""
+
+    def __init__(self, tokenizer: Tokenizer, says: Says) -> None:
+        self._tokenizer = tokenizer
+        self._says = says if isinstance(says, Mapping) else {"": says}
+        self._said: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, request: SampleRequest) -> str:
+        prompt = self._tokenizer.decode(request.prompt_ids)
+        mark = min((mark for mark in self._says if mark in prompt), key=prompt.index)
+        turns, key = self._says[mark], (request.rollout_id, mark)
+        self._said[key] += 1
+        said = turns[min(self._said[key], len(turns)) - 1]
+        return said if isinstance(said, str) else said(prompt)
+
+
 class Heard:
     """One agent, played, and what its client asked.
 
@@ -79,7 +110,7 @@ class Heard:
         stage: Stage,
         monkeypatch: Any,
         agent: Any,
-        says: Sequence[str] = SAYS,
+        says: Says = SAYS,
         gateway: Gateway | None = None,
         **options: Any,
     ) -> None:
@@ -144,7 +175,7 @@ class Heard:
         self,
         *,
         first: Sequence[dict[str, Any]] | None = None,
-        replies: Sequence[list[dict[str, Any]]] = REPLIES,
+        replies: Sequence[list[dict[str, Any]]] | None = None,
     ) -> None:
         """One branch, token for token the row of an environment that says the same.
 
@@ -153,13 +184,11 @@ class Heard:
             replies: what is said to each answer but the last.
         """
         self.check()
+        replies = replies or REPLIES[1 - len(self.says) :]
         assert (self.causes, self.rollout.branches) == ([None], [])
         assert len(self.rollout.turns) == len(self.sampled) == len(self.says) == len(replies) + 1
         check_exact(self.rollout.columns, self.sampled)
-        first = first or [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-        ]
+        first = first or opening(self.stage)
         tools = self.asked[0].tools
         assert all(request.tools == tools for request in self.asked)
         samples = [sample for _, sample in self.sampled]
@@ -172,20 +201,20 @@ class Heard:
 
 
 class InOrder(Recording):
-    """Says one text after the other, and the last one again and again.
+    """Says the texts of a script.
 
     A text ends with the first stop string of the request in it, as a server that honours these
     ends it.
     """
 
-    def __init__(self, stage: Stage, says: Sequence[str]) -> None:
+    def __init__(self, stage: Stage, says: Says) -> None:
         super().__init__(self._script)
         self._stage = stage
-        self._left = list(says)
+        self._says = Script(stage.tokenizer, says)
         self._stop: str | None = None
 
     def _script(self, request: SampleRequest) -> list[int]:
-        text = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        text = self._says(request)
         ends = {text.index(stop) + len(stop): stop for stop in request.stop if stop in text}
         end = min(ends, default=None)
         self._stop = None if end is None else ends[end]
@@ -209,6 +238,16 @@ class Again(Recording):
 
     async def sample(self, request: SampleRequest) -> Sample:
         return self._left.pop(0)
+
+
+def opening(stage: Stage, system: str = SYSTEM) -> list[dict[str, Any]]:
+    """System prompt and question: in one message where the template knows no system messages."""
+    asked = {"role": "user", "content": QUESTION}
+    try:
+        stage.processor.opening(first := [{"role": "system", "content": system}, asked])
+    except TemplateError:
+        return [{"role": "user", "content": f"{system}\n\n{QUESTION}"}]
+    return first
 
 
 def _by_env(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from abut import Columns, RolloutConfig, Tokenizer
-from abut.samplers.sampler import SampleRequest
+from tests.kit.clients.conversation import Says, Script
 from tests.kit.stage.agents import check_tree
 from tests.kit.training.models import forced_policy, rank_model
 
@@ -25,7 +25,15 @@ class Trained:
         batch: the trainer's own, of all rows.
     """
 
-    def __init__(self, agent: Any, says: Sequence[str], folder: Path, **config: Any) -> None:
+    def __init__(
+        self,
+        agent: Any,
+        says: Says,
+        folder: Path,
+        *,
+        completion_length: int = 50_000,
+        **config: Any,
+    ) -> None:
         import trl
         from datasets import Dataset
 
@@ -45,7 +53,7 @@ class Trained:
                 max_steps=1,
                 per_device_train_batch_size=ROLLOUTS,
                 num_generations=ROLLOUTS,
-                max_completion_length=50_000,
+                max_completion_length=completion_length,
             ),
             processing_class=hf_tokenizer,
             reward_funcs=abut.trl.env_reward,
@@ -60,9 +68,14 @@ class Trained:
 
         trainer.compute_loss = noted
         tokenizer = Tokenizer.from_pretrained(hf_tokenizer)
-        self._script = _Script(tokenizer, says, hf_tokenizer.eos_token_id)
+        script = Script(tokenizer, says)
+
+        def ids_of(text: str) -> list[int]:
+            return [*tokenizer.encode(text, added="parse").tolist(), hf_tokenizer.eos_token_id]
+
+        self._ids_of = ids_of
         try:
-            with forced_policy(self._script, drawn_tokens=1) as self.calls:
+            with forced_policy(lambda asked: ids_of(script(asked)), drawn_tokens=1) as self.calls:
                 trainer.train()
             self.batch = trainer.abut_rows
         finally:
@@ -76,7 +89,7 @@ class Trained:
             untrained: what the policy said in conversations that are not to be trained.
         """
         assert len(self.rows) == rows * ROLLOUTS
-        left_out = [self._script.ids_of(text) for text in untrained]
+        left_out = [self._ids_of(text) for text in untrained]
         calls = [
             (request, dataclasses.replace(sample, logprobs=np.zeros(len(sample.ids), np.float32)))
             for request, sample in self.calls
@@ -86,23 +99,6 @@ class Trained:
         first, *others = self.rows
         branches = [SimpleNamespace(columns=columns) for columns in others]
         check_tree(SimpleNamespace(columns=first, branches=branches), calls)  # type: ignore[arg-type]
-
-
-class _Script:
-    """Says the texts in each rollout, one after the other."""
-
-    def __init__(self, tokenizer: Tokenizer, says: Sequence[str], end: int) -> None:
-        self._tokenizer, self._end = tokenizer, end
-        self._says = says
-        self._said: dict[str, int] = {}
-
-    def __call__(self, request: SampleRequest) -> list[int]:
-        number = self._said.get(request.rollout_id, 0)
-        self._said[request.rollout_id] = number + 1
-        return self.ids_of(self._says[number])
-
-    def ids_of(self, text: str) -> list[int]:
-        return [*self._tokenizer.encode(text, added="parse").tolist(), self._end]
 
 
 def _rows_of(inputs: Any) -> list[Columns]:

@@ -1,4 +1,4 @@
-"""Clients of Gemini generateContent: google-genai, whose types all answers have, and two agents."""
+"""google-genai, whose types all answers have."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import pytest
 
 from abut import agent
 from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, SAYS, SYSTEM, Heard, found
+from tests.kit.clients.template_stage import TemplateStage, on_each_template
 
 ENVIRONMENTS = ("dialects",)
 
@@ -19,15 +20,13 @@ DECLARED = {
 }
 
 
-def address(endpoint: Any) -> str:
-    return str(endpoint.base_url).removesuffix("/v1")
-
-
 def client_of(endpoint: Any) -> Any:
     from google import genai
 
     return genai.Client(
-        api_key=endpoint.api_key, http_options={"base_url": address(endpoint)}, vertexai=False
+        api_key=endpoint.api_key,
+        http_options={"base_url": endpoint.gemini_url},
+        vertexai=False,
     )
 
 
@@ -39,8 +38,11 @@ def streamed(client: Any, **options: Any) -> list[Any]:
     return list(client.models.generate_content_stream(**options))
 
 
+@on_each_template
 @pytest.mark.parametrize("ask", [plain, streamed])
-def test_a_loop_with_a_tool(heard: Play, ask: Callable[..., list[Any]]) -> None:
+def test_a_loop_with_a_tool(
+    heard: Play, stage: TemplateStage, ask: Callable[..., list[Any]]
+) -> None:
     @agent
     def solve(endpoint: Any) -> float:
         from google.genai import types
@@ -48,7 +50,7 @@ def test_a_loop_with_a_tool(heard: Play, ask: Callable[..., list[Any]]) -> None:
         client = client_of(endpoint)
         config = {
             "system_instruction": SYSTEM,
-            "tools": [{"function_declarations": [DECLARED]}],
+            "tools": [{"function_declarations": [DECLARED]}] if stage.takes_tools else [],
             "automatic_function_calling": {"disable": True},
         }
         contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=QUESTION)])]
@@ -91,10 +93,7 @@ def test_its_chats_call_the_functions_themselves(heard: Play) -> None:
             chat.send_message(said)
         return 1.0
 
-    one = heard(solve)
-    one.check()
-    assert one.causes == [None]
-    assert len(one.rollout.turns) == len(SAYS)
+    heard(solve).check_same_as_env()
 
 
 @pytest.mark.parametrize("verb", ["generateContent", "streamGenerateContent?alt=sse"])
@@ -113,7 +112,7 @@ def test_each_answer_is_of_the_official_type(heard: Play, text: str, verb: str) 
             "tools": [{"functionDeclarations": [DECLARED]}],
         }
         request = Request(
-            f"{address(endpoint)}/v1beta/models/m:{verb}",
+            f"{endpoint.gemini_url}/v1beta/models/m:{verb}",
             json.dumps(body).encode(),
             {"content-type": "application/json", "x-goog-api-key": endpoint.api_key},
         )
@@ -145,65 +144,3 @@ def test_refusals_are_its_errors(heard: Play) -> None:
         return 1.0
 
     heard(solve, says=["yes"]).check()
-
-
-def test_langchain(heard: Play) -> None:
-    @agent
-    async def solve(endpoint: Any) -> float:
-        from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
-        from langchain_google_genai import ChatGoogleGenerativeAI
-
-        model = ChatGoogleGenerativeAI(
-            model=endpoint.model, google_api_key=endpoint.api_key, base_url=address(endpoint)
-        ).bind_tools([LOOKUP])
-        messages: list[Any] = [SystemMessage(SYSTEM), HumanMessage(QUESTION)]
-        for follows in (True, False):
-            while True:
-                messages.append(answer := await model.ainvoke(messages))
-                if not answer.tool_calls:
-                    break
-                messages += [
-                    ToolMessage(found(**call["args"]), tool_call_id=call["id"], name=call["name"])
-                    for call in answer.tool_calls
-                ]
-            if follows:
-                messages.append(HumanMessage(FOLLOW))
-        return 1.0
-
-    one = heard(solve)
-    one.check()
-    assert one.causes == [None]
-    assert len(one.rollout.turns) == len(SAYS)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_pydantic_ai(heard: Play, stream: bool) -> None:
-    @agent
-    async def solve(endpoint: Any) -> float:
-        from pydantic_ai import Agent
-        from pydantic_ai.models.google import GoogleModel
-        from pydantic_ai.providers.google import GoogleProvider
-
-        provider = GoogleProvider(client=client_of(endpoint))
-        finder = Agent(GoogleModel(endpoint.model, provider=provider), system_prompt=SYSTEM)
-
-        @finder.tool_plain
-        def lookup(a: str, b: float = 0.0, k: int = 0) -> str:
-            """Look up."""
-            return found(a, b, k)
-
-        history: Any = None
-        for said in (QUESTION, FOLLOW):
-            async with finder.iter(said, message_history=history) as run:
-                async for node in run:
-                    if stream and Agent.is_model_request_node(node):
-                        async with node.stream(run.ctx) as deltas:
-                            assert [delta async for delta in deltas]
-            assert run.result is not None
-            history = run.result.all_messages()
-        return 1.0
-
-    one = heard(solve)
-    one.check()
-    assert one.causes == [None]
-    assert len(one.rollout.turns) == len(SAYS)
