@@ -17,13 +17,7 @@ from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, TemplateError, TokenizerError, text_of
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest
-from abut.gateway.ledger.comparable import (
-    MOST_DEPTH,
-    arguments_of,
-    calls_of,
-    is_deep,
-    names_of_calls,
-)
+from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
 from abut.gateway.ledger.refusal import Refusal, said_to_client, short, unwritten
 from abut.gateway.ledger.system_messages import SystemMessages
 from abut.messages import Message
@@ -117,9 +111,6 @@ class Writers:
         self._made.move_to_end(frame)
         try:
             return made.result() if made.done() else await asyncio.shield(made)
-        except Refusal:
-            self._made.pop(frame, None)
-            raise
         except (AbutError, TypeError, ValueError) as error:
             self._made.pop(frame, None)
             param = "tools" if request.tools else "chat_template_kwargs"
@@ -130,10 +121,6 @@ class Writers:
             ) from error
 
     async def _make_writer(self, request: AgentRequest) -> Writer:
-        for name in ("tools", "template_kwargs"):
-            if is_deep(getattr(request, name)):
-                raise Refusal(f"{name} are nested more than {MOST_DEPTH} deep", param=name)
-
         def make() -> Writer:
             processor = self._make(request.tools, request.template_kwargs)
             answers = ToolAnswers(processor, request.tools) if request.tools else None
