@@ -450,7 +450,7 @@ trl.AllRows
   abut_forward
   abut_rows
   compute_loss(model, inputs, *args, **kwargs)
-  take_rows(batch)
+  take_rows(scoring)
 trl.Returns
   discount = 1.0
 trl.ScoredConversation

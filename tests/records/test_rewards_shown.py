@@ -71,8 +71,8 @@ def test_a_function_that_gave_nothing_adds_nothing() -> None:
 
 
 ROWS = [
-    {"branch": None, "weight": 1.5, "advantages": [0.75, -0.5]},
-    {"branch": 1, "weight": 0.5, "advantages": [2.0]},
+    {"row": 0, "branch": None, "weight": 1.5, "advantages": [0.75, -0.5]},
+    {"row": 9, "branch": 1, "weight": 0.5, "advantages": [2.0]},
 ]
 
 
@@ -87,7 +87,7 @@ def credited(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if isinstance(recorder, FlushingRecorder):
         recorder.flush()
     given = {"env_reward": 1.0}
-    scores = score_record("run", "r0", given, total=1.0, advantage=0.25, rows=ROWS)
+    scores = score_record("run", "r0", given, total=1.0, advantage=0.25, rows=ROWS, padding_rows=2)
     recorder.write_scores([scores])
     return path
 
@@ -95,6 +95,7 @@ def credited(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_advantages_of_turns_come_back_with_their_rows(credited: Path) -> None:
     (record,) = read_records(credited)
     assert record["rows"] == ROWS
+    assert record["padding_rows"] == 2
     assert [list(advantages_of(record, branch)) for branch in (None, 0, 1)] == [
         [0.75, -0.5],
         [],
@@ -106,6 +107,27 @@ def test_each_turn_shows_its_advantage(credited: Path, capsys: Any) -> None:
     assert main(["show", str(credited)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("turn ")]
     assert [line.rpartition("  ")[2] for line in lines] == ["advantage 0.75", "advantage -0.5"]
+
+
+def test_the_rows_that_were_trained_are_shown(credited: Path, capsys: Any) -> None:
+    assert main(["show", str(credited)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained ")]
+    rows = "row 0 (weight 1.5), row 9 of branch 1 (weight 0.5)"
+    assert line == f"trained {rows}  the batch has 2 rows of padding"
+
+
+def test_rows_of_before_have_no_numbers(credited: Path, capsys: Any) -> None:
+    path = credited.with_suffix(".scores.jsonl")
+    if not path.exists():
+        pytest.skip("Parquet")
+    scores = json.loads(path.read_text())
+    del scores["padding_rows"]
+    for row in scores["rows"]:
+        del row["row"]
+    path.write_text(json.dumps(scores) + "\n")
+    assert main(["show", str(credited)]) == 0
+    said = capsys.readouterr().out
+    assert "trained row (weight 1.5), row of branch 1 (weight 0.5)\n" in said
 
 
 def test_the_page_has_the_advantages_of_the_row_and_of_branches(credited: Path) -> None:

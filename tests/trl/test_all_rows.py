@@ -67,7 +67,7 @@ def test_main_rows_alone_are_far_off(tmp_path: Path) -> None:
 def test_a_vote_for_each_row_is_far_off(tmp_path: Path, monkeypatch: Any, beta: float) -> None:
     monkeypatch.setattr(
         spreading,
-        "weights_of",
+        "row_weights",
         lambda loss_type, trained, rollout_of, rollouts: torch.ones_like(trained).double(),
     )
     assert errors_of(RowsRun(tmp_path, beta=beta).train())[0] > 0.1

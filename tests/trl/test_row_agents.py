@@ -92,12 +92,14 @@ def test_every_token_that_an_agent_got_is_trained_once(
     mask = (kept["completion_mask"] * kept["tool_mask"]).bool()
     assert int(mask.sum()) == sum(len(sample.ids) for _, sample in calls)
     sampled = torch.zeros(mask.shape)
-    for row, logprobs in enumerate(batch.lists["logprobs"]):
-        sampled[row, : len(logprobs)] = torch.tensor(logprobs)
+    for row, (k, j) in enumerate(batch.places):
+        logprobs = torch.from_numpy(batch.conversations[k][j].columns.logprobs)
+        end = int(kept["completion_mask"][row].sum())  # a late fork begins in its prompt
+        sampled[row, end - len(logprobs) : end] = logprobs
     assert (kept["logprobs"] - sampled)[mask].abs().max() < 1e-4
     assert (kept["logprobs"].roll(1, 1) - sampled)[mask].abs().max() > 0.1
     shares = np.array(batch.weights)
-    assert shares.sum() == pytest.approx(batch.rows)
+    assert shares.sum() == pytest.approx(batch.size)
     (log,) = [log for log in trainer.state.log_history if "rollout/rows/mean" in log]
     assert log["rollout/rows/mean"] == log["rollout/branches/mean"] == 5
     assert log["rollout/dropped_sampled_frac"] == 0

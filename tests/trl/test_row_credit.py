@@ -16,9 +16,11 @@ import abut.trl  # noqa: E402
 from abut.errors import RolloutError  # noqa: E402
 from abut.notices import Once  # noqa: E402
 from abut.records.read import read_records  # noqa: E402
+from abut.rollout.config import RolloutConfig  # noqa: E402
 from abut.rollout.rollout import Rollout, StopReason  # noqa: E402
 from abut.trl import Returns, make_rollout_func  # noqa: E402
 from abut.trl.rows import row_credit  # noqa: E402
+from abut.trl.version import NONE_IS_UNSCORED, trl_version  # noqa: E402
 from tests.kit.stage.rollouts import Talk, env  # noqa: E402
 from tests.kit.training.row_cases import WORST, errors_of, loss_of  # noqa: E402
 from tests.kit.training.row_oracle import (  # noqa: E402
@@ -30,6 +32,7 @@ from tests.kit.training.scripted_rows import (  # noqa: E402
     RowsRun,
     alone,
     branching,
+    kept_outputs,
     random_columns,
     rollout_of,
 )
@@ -190,9 +193,12 @@ def test_a_function_meets_failed_rollouts_and_main_rows_that_are_not_trained(
             [[0.0] * (len(c.turns) - 1) + [r.advantage] for c in r.conversations] for r in group
         ]
 
-    batch = RowsRun(tmp_path, partly, credit=to_the_last_turn).train().trainer.abut_rows
+    config = RolloutConfig(on_failure="unscored" if trl_version() >= NONE_IS_UNSCORED else "zero")
+    run = RowsRun(tmp_path, partly, credit=to_the_last_turn, config=config)
+    kept = kept_outputs(run.trainer)
+    batch = run.train().trainer.abut_rows
     of_main = [bool(batch.advantages[k]) for k in range(8)]
-    trained = [any(mask) for mask in batch.lists["env_mask"][:8]]
+    trained = kept[0]["tool_mask"][:8].mul(kept[0]["completion_mask"][:8]).any(1).tolist()
     assert of_main == trained
     assert not trained[1]
 
@@ -369,18 +375,23 @@ def test_a_row_that_is_not_to_be_trained_trains_nothing(tmp_path: Path) -> None:
 def test_records_have_the_weight_and_the_advantages_of_each_row(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     for name, credit in (("none", None), ("turns", by_turn)):
-        run = RowsRun(tmp_path, recorder=str(tmp_path / f"{name}.jsonl"), credit=credit).train()
+        run = RowsRun(
+            tmp_path, recorder=str(tmp_path / f"{name}.jsonl"), credit=credit, accumulation=2
+        ).train()
         records = list(read_records(tmp_path / f"{name}.jsonl"))
         batch = run.trainer.abut_rows
         assert [len(record["rows"]) for record in records] == [
             len(rows) for rows in batch.conversations
         ]
+        assert {record["padding_rows"] for record in records} == {batch.padding_rows} == {1}
         for k, record in enumerate(records):
             rows, every = record["rows"], run.rollouts[k]
             assert [row["branch"] for row in rows] == [None, *range(len(rows) - 1)]
             tokens = [int(columns.env_mask.sum()) for columns in every]
-            right = [n / sum(tokens) * batch.rows / 8 for n in tokens]
+            right = [n / sum(tokens) * batch.size / 8 for n in tokens]
             assert [row["weight"] for row in rows] == pytest.approx(right)
+            places = [batch.places[row["row"]] for row in rows]
+            assert places == [(k, j) for j in range(len(rows))]
             turns = [record["turns"], *(branch["turns"] for branch in record["branches"])]
             assert [len(row["advantages"]) for row in rows] == [len(own) for own in turns]
             if credit is None:

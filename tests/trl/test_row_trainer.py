@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ def test_each_row_meets_its_number_through_shuffle_split_and_pieces(tmp_path: Pa
     run = RowsRun(tmp_path, trainer_class=with_all_rows(Probe), accumulation=2, piece=3, **PADDED)
     seen = probed(run)
     batch = run.trainer.abut_rows
-    chunk = batch.rows // 2
+    chunk = batch.size // 2
     passes = [len(forward.rows.numbers) for forward in seen]
     assert passes == 2 * [*[3] * (chunk // 3), *[chunk % 3] * bool(chunk % 3)]
     for forward in seen:
@@ -138,7 +139,7 @@ def test_each_forward_knows_its_rows(tmp_path: Path) -> None:
     assert trained.padding_rows
     for purpose in ("policy", "reference"):
         (rows,) = batches[f"train {purpose}"]
-        assert rows.batch is trained
+        assert rows.batch.rollouts is trained.rollouts
         assert rows.numbers == [*range(len(trained.places)), *[-1] * trained.padding_rows]
     met = sorted(row for rows in batches["train loss"] for row in rows.numbers)
     assert met == sorted(2 * batches["train policy"][0].numbers)
@@ -188,9 +189,7 @@ def test_reward_and_length_metrics_and_tables_are_of_main_rows(tmp_path: Path) -
             {
                 key: value
                 for key, value in run.logged().items()
-                if key.startswith(
-                    ("completions/", "reward", "frac_", "num_tokens", "rollout/turns")
-                )
+                if key.startswith(("completions/", "reward", "frac_", "rollout/turns"))
             }
         )
         tables.append({key: list(run.trainer._logs[key]) for key in ("prompt", "completion")})
@@ -223,6 +222,8 @@ def test_other_metrics_are_over_all_rows_without_padding(tmp_path: Path) -> None
     counts = [len(rows) for rows in run.rollouts]
     assert run.logged()["rollout/rows/mean"] == sum(counts) / 8
     assert run.logged()["rollout/rows/max"] == max(counts)
+    prompts = sum(len(columns.prompt_ids) for rows in run.rollouts for columns in rows)
+    assert run.logged()["num_tokens"] == run.trainer.state.num_input_tokens_seen == prompts + tokens
     if trl_version() >= (1, 0):  # reward functions log from here on
         assert run.logged()["rollout/dropped_sampled_frac"] == 0
 
@@ -359,6 +360,26 @@ def test_a_rollout_without_a_reward_or_that_failed_has_its_main_row_alone(tmp_pa
     assert counts == [2, 2, 1, 2, 2, 2, 2, 2], "another function scores what was measured"
 
 
+def test_the_lists_of_a_batch_are_freed_once_it_is_scored(tmp_path: Path) -> None:
+    run = RowsRun(tmp_path, max_steps=2)
+    take, compute_loss = run.trainer.take_rows, run.trainer.compute_loss
+    scorings: list[Any] = []
+    are_gone: list[bool] = []
+
+    def noted(scoring: Any) -> None:
+        scorings.append(weakref.ref(scoring))
+        take(scoring)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        are_gone.append(scorings[-1]() is None)
+        return compute_loss(*args, **kwargs)
+
+    run.trainer.take_rows, run.trainer.compute_loss = noted, checked
+    run.train()
+    # The first one may wait for the collector: Jinja2 has cycles of frames that build the engine.
+    assert are_gone[1:] == [True]
+
+
 def test_what_was_not_delivered_is_no_row(tmp_path: Path) -> None:
     def undelivered(rng: random.Random, task: Any) -> Any:
         rollout = rollout_of(
@@ -438,7 +459,7 @@ def test_another_rollout_func_is_left_alone(tmp_path: Path) -> None:
 
         def own(prompts: Any, trainer: Any) -> Any:
             made = rollout_func(prompts, trainer)
-            trainer._abut_handed = None
+            trainer._abut_scoring = None
             return {key: made[key] for key in keys}
 
         return own

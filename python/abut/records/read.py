@@ -18,9 +18,9 @@ def read_records(
     """Yield the records of a file, a folder, or several of them.
 
     Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are the
-    values that were recorded, not text. `rewards`, `total`, `advantage` and `rows` come from the
-    scores beside the records and are None if there are none. Scores among the paths are skipped,
-    and so is the part of a last line that a killed process left.
+    values that were recorded, not text. `rewards`, `total`, `advantage`, `rows` and `padding_rows`
+    come from the scores beside the records and are None if there are none. Scores among the paths
+    are skipped, and so is the part of a last line that a killed process left.
 
     Raises:
         ValueError: a line or file does not hold records; names it.
@@ -61,6 +61,7 @@ def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "total": total,
         "advantage": row["advantage"],
         "rows": row.get("rows"),
+        "padding_rows": row.get("padding_rows"),
     }
 
 

@@ -108,7 +108,8 @@ SCORES: Mapping[str, Type] = {
     "rewards": [{"name": "string", "value": "float64"}],
     "total": "float64",
     "advantage": "float64",
-    "rows": [{"branch": "int32", "weight": "float64", "advantages": ["float64"]}],
+    "rows": [{"row": "int32", "branch": "int32", "weight": "float64", "advantages": ["float64"]}],
+    "padding_rows": "int32",
 }
 """The fields of the scores that reward functions and the trainer gave to a rollout."""
 
@@ -211,6 +212,7 @@ def score_record(
     total: float | None,
     advantage: float | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
+    padding_rows: int | None = None,
 ) -> dict[str, Any]:
     """Return the record of the scores of one rollout.
 
@@ -221,8 +223,11 @@ def score_record(
         total: their sum as the trainer weighs them; None if no function gave a reward.
         advantage: None if the trainer did not compute one.
         rows: what each conversation that was trained counted, the rollout's own row first; None if
-            the trainer has one row for each rollout. `branch`: its number in `branches`, None for
-            the rollout's own row. `weight`: the factor on its loss. `advantages`: of its own turns.
+            the trainer has one row for each rollout. `row`: its number among the rows of the rank,
+            None if they have none. `branch`: its number in `branches`, None for the rollout's own
+            row. `weight`: the factor on its loss. `advantages`: of its own turns.
+        padding_rows: how many rows of padding the rank has behind those of all its rollouts; None
+            if its rows have no numbers.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -233,6 +238,7 @@ def score_record(
         "total": total,
         "advantage": advantage,
         "rows": None if rows is None else [dict(row) for row in rows],
+        "padding_rows": padding_rows,
     }
 
 
@@ -256,7 +262,7 @@ def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[flo
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
     read = {**_UNNAMED_ROW, **record}
-    read |= {"rewards": None, "total": None, "advantage": None, "rows": None}
+    read |= {"rewards": None, "total": None, "advantage": None, "rows": None, "padding_rows": None}
     read["names"] = {one["session"]: one["name"] for one in record.get("names") or ()}
     read["given_rewards"] = {one["key"]: one["value"] for one in record.get("given_rewards") or ()}
     if read["schema_version"] == 1:

@@ -160,6 +160,10 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
         given = "  ".join(f"{_field(k)} {_figure(v)}" for k, v in record["rewards"].items())
         sums = f"total {_figure(record['total'])}  advantage {_figure(record['advantage'])}"
         yield f"rewards {given}  {sums}"
+    if record["rows"]:
+        rows = ", ".join(map(_row, record["rows"]))
+        padding = record["padding_rows"]
+        yield f"trained {rows}" + (f"  the batch has {padding} rows of padding" if padding else "")
     if record["error"]:
         yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
     if traces := record["attempt_tracebacks"]:
@@ -181,6 +185,14 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
         f"{len(record['prompt_ids'] or [])} prompt tokens, "
         f"{len(record['completion_ids'])} completion tokens, {sum(record['env_mask'])} sampled"
     )
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    """Name a row that was trained; its number is absent from older records."""
+    number, branch = row.get("row"), row["branch"]
+    name = "row" if number is None else f"row {number}"
+    of_branch = "" if branch is None else f" of branch {branch}"
+    return f"{name}{of_branch} (weight {_figure(row['weight'])})"
 
 
 def _pieces(

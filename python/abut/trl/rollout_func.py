@@ -43,7 +43,7 @@ from abut.trl.rewards import (
 from abut.trl.route import EnvArgument
 from abut.trl.rows.all_rows import AllRows
 from abut.trl.rows.columns import fill_metrics, rows_of
-from abut.trl.rows.row_batch import RowBatch, rows_of_batch
+from abut.trl.rows.row_batch import COLUMNS, RowScoring, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.trainer_checks import (
     check_end_tokens,
@@ -169,30 +169,32 @@ class RolloutFunc:
             note_tool_calls(rows["rollout_stats"], calls)
         mode = "train" if trainer.model.training else "eval"
         self._model_metrics.add(trainer, rows, mode)
-        batch = self._row_batch(trainer, tasks, rollouts, rows)
         if isinstance(trainer, AllRows):
-            trainer.take_rows(batch)
+            trainer.take_rows(self._scoring(trainer, tasks, rollouts, rows))
         else:
             warn_of_unused_rewards(rollouts)
         if self._scores is not None:
-            self._scores.expect(trainer, batch, self._tasks.run_id)
+            self._scores.expect(trainer, rollouts, self._tasks.run_id)
         return rows
 
-    def _row_batch(
+    def _scoring(
         self,
         trainer: Any,
         tasks: Sequence[RolloutTask],
         rollouts: Sequence[Rollout],
         rows: Mapping[str, list[Any]],
-    ) -> RowBatch:
-        """Return all rows of a batch, of which TRL's own trainer knows the main ones."""
+    ) -> RowScoring:
+        """Return all rows of a batch, of which `rows` has the main ones."""
         assert self._engine is not None
         only_envs = are_of_envs(trainer.reward_funcs)
-        return rows_of_batch(
+        batch = rows_of_batch(
             rollouts,
-            rows,
             takes_all=self._trains_all and trainer.model.training,
             can_score=lambda rollout: rollout.reward is not None or not only_envs,
+        )
+        return RowScoring(
+            batch,
+            {name: rows[name] for name in COLUMNS},
             padding_id=self._engine.processor.close_token_id,
             by_agents=bool(self._tasks.route.agents),
             credit=self._credit,

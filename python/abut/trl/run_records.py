@@ -54,7 +54,7 @@ class RolloutRecorder:
 
 class _ScoredBatch(NamedTuple):
     trainer: Any
-    rows: RowBatch
+    rollouts: Sequence[Rollout]
     run_id: str
     before: list[Any]
     """The completions that were there: the same objects are there until the batch is scored."""
@@ -76,17 +76,17 @@ class TrainerScores:
         self._batch: _ScoredBatch | None = None
         self._followed: Any = None
 
-    def expect(self, trainer: Any, rows: RowBatch, run_id: str) -> None:
+    def expect(self, trainer: Any, rollouts: Sequence[Rollout], run_id: str) -> None:
         """Note this rank's rollouts, which TRL scores next."""
         self._follow(trainer)
-        self._batch = _ScoredBatch(trainer, rows, run_id, _completions(trainer))
+        self._batch = _ScoredBatch(trainer, rollouts, run_id, _completions(trainer))
 
     def collect(self) -> None:
         """Write the scores of the batch that was noted, if it has been scored since."""
         batch, self._batch = self._batch, None
         if batch is None or not _is_scored(batch):
             return
-        logs, rollouts = batch.trainer._logs, batch.rows.rollouts
+        logs, rollouts = batch.trainer._logs, batch.rollouts
         count = len(rollouts)
         accelerator = batch.trainer.accelerator
         ranks, rank = accelerator.num_processes, accelerator.process_index
@@ -101,7 +101,7 @@ class TrainerScores:
         rewards = {name: ours(values) for name, values in (logs.get("rewards") or {}).items()}
         advantages = ours(logs.get("advantages"))
         records = []
-        has_rows = isinstance(batch.trainer, AllRows)
+        rows = _rows_of(batch)
         for k, rollout in enumerate(rollouts):
             given = {name: values[k] for name, values in rewards.items()}
             records.append(
@@ -111,7 +111,8 @@ class TrainerScores:
                     given,
                     total=total_reward(given.values(), [weights.get(name, 1.0) for name in given]),
                     advantage=advantages[k],
-                    rows=batch.rows.rows_of(k, advantages[k]) if has_rows else None,
+                    rows=None if rows is None else rows.recorded_rows(k, advantages[k]),
+                    padding_rows=None if rows is None else rows.padding_rows,
                 )
             )
         self._write(records)
@@ -136,6 +137,14 @@ class TrainerScores:
 
         trainer.add_callback(Collect())
         self._followed = trainer
+
+
+def _rows_of(batch: _ScoredBatch) -> RowBatch | None:
+    """Return the rows of these rollouts; None: the trainer has one row for each."""
+    if not isinstance(batch.trainer, AllRows):
+        return None
+    kept = (batch.trainer.abut_rows, batch.trainer.abut_eval_rows)
+    return next((rows for rows in kept if rows and rows.rollouts is batch.rollouts), None)
 
 
 def _weights(trainer: Any) -> dict[str, float]:

@@ -13,10 +13,18 @@ class, and makes the same of it, bit for bit.
 """
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from abut.trl.ranks import gathered
-from abut.trl.rows.row_batch import ROW, WEIGHT, ForwardRows, RowBatch
+from abut.trl.rows.row_batch import (
+    ROW,
+    WEIGHT,
+    ForwardRows,
+    RowBatch,
+    RowCounts,
+    RowScoring,
+)
 from abut.trl.rows.row_metrics import log_rows, refill_tables, tables_of
 from abut.trl.version import check_trl_version
 
@@ -45,10 +53,6 @@ class AllRows(_Base):  # type: ignore[misc]
     what it does without the mixin.
     """
 
-    _abut_handed: RowBatch | None = None
-    """From the `rollout_func` to `_generate`."""
-    _abut_scored: RowBatch | None = None
-    """The batch that TRL scores now, in training and in evaluation."""
     abut_rows: RowBatch | None = None
     """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
     abut_eval_rows: RowBatch | None = None
@@ -57,67 +61,71 @@ class AllRows(_Base):  # type: ignore[misc]
     """The rows that a model gets next: all rows of a batch that is scored, in order, for logprobs
     of the old policy and of the reference; or those whose loss is computed, in training a piece.
     None while rollouts are played, and where they are not abut's."""
+    _abut_scoring: RowScoring | None = None
+    """The batch that was played and is not scored yet."""
 
-    def take_rows(self, batch: RowBatch) -> None:
+    def take_rows(self, scoring: RowScoring) -> None:
         """Take the rows that go with what the `rollout_func` returns next."""
-        self._abut_handed = batch
+        self._abut_scoring = scoring
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        self._abut_handed = None
+        self._abut_scoring = None
         returned = super()._generate(*args, **kwargs)
-        batch, self._abut_handed = self._abut_handed, None
-        self._abut_scored = batch
-        if batch is None:
+        scoring = self._abut_scoring
+        if scoring is None:
             return returned
         if self.model.training:
-            returned = self._with_other_rows(batch, returned)
-        self.abut_forward = ForwardRows(batch, batch.numbers)
+            returned = self._with_other_rows(scoring, returned)
+        self.abut_forward = ForwardRows(scoring.batch, scoring.batch.numbers)
         return returned
 
-    def _with_other_rows(self, batch: RowBatch, returned: Any) -> Any:
+    def _with_other_rows(self, scoring: RowScoring, returned: Any) -> Any:
         """Return what `_generate` returned, with the rows of all conversations, and padding."""
-        counts = gathered(self.accelerator, batch.counts)
-        if batch.by_agents:
+        counts = gathered(self.accelerator, RowCounts.of(scoring.batch))
+        scoring.own_rewards = any(of_rank.own_rewards for of_rank in counts)
+        if scoring.by_agents:
             log_rows(self, counts)
-        batch.own_rewards = any(of_rank.own_rewards for of_rank in counts)
         most = max(of_rank.rows for of_rank in counts)
-        if most > len(batch.rollouts):
-            # TRL splits rows into equal chunks, and drops a remainder.
-            chunks = self.args.steps_per_generation
-            batch.rows = -(-most // chunks) * chunks
-            returned = batch.lengthened(returned)
-        return returned
+        if most == len(scoring.batch.rollouts):
+            return returned
+        # TRL splits rows into equal chunks, and drops a remainder.
+        chunks = self.args.steps_per_generation
+        scoring.batch = replace(scoring.batch, size=-(-most // chunks) * chunks)
+        return scoring.lengthen(returned)
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, **kwargs: Any
     ) -> Any:
-        batch = self._abut_scored
-        if batch is None:
-            return super()._calculate_rewards(
-                inputs, prompts, completions, completion_ids_list, **kwargs
-            )
-        ids = completion_ids_list[: len(prompts)]
-        batch.rewards = super()._calculate_rewards(inputs, prompts, completions, ids, **kwargs)
-        return batch.rewards
+        scoring = self._abut_scoring
+        if scoring is not None:
+            completion_ids_list = completion_ids_list[: len(prompts)]
+        rewards = super()._calculate_rewards(
+            inputs, prompts, completions, completion_ids_list, **kwargs
+        )
+        if scoring is not None:
+            scoring.rewards = rewards
+        return rewards
 
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        self._abut_scored = None
+        self._abut_scoring = None
         tables = tables_of(self)
         try:
             output = super()._generate_and_score_completions(*args, **kwargs)
+            scoring = self._abut_scoring
         finally:
-            self.abut_forward = None
-        batch, self._abut_scored = self._abut_scored, None
-        if batch is None:
+            # The lists of a batch are as large as the rest of it: nothing keeps them from here on.
+            self.abut_forward = self._abut_scoring = None
+        if scoring is None:
             return output
         from abut.trl.rows.spread import spread
 
-        refill_tables(self, tables, batch, output)
+        refill_tables(self, tables, scoring.batch, output)
+        batch = spread(self, scoring, output)
         if self.model.training:
             self.abut_rows = batch
         else:  # the rows that are trained may go on after it
             self.abut_eval_rows = batch
-        return spread(self, batch, output)
+        return output
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of a micro-step, as TRL's; in training it may take some rows backward."""

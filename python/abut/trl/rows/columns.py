@@ -91,7 +91,12 @@ def conversations_of(rollout: Rollout) -> list[Branch]:
     main = rollout.main_row
     if main is None:
         return []
-    return [main, *(branch for branch in rollout.branches if branch.delivered and branch.trained)]
+    return [main, *(rollout.branches[k] for k in trained_branches(rollout))]
+
+
+def trained_branches(rollout: Rollout) -> list[int]:
+    """Return the numbers in `Rollout.branches` of the conversations behind the rollout's own."""
+    return [k for k, one in enumerate(rollout.branches) if one.delivered and one.trained]
 
 
 def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:

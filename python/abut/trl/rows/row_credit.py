@@ -7,7 +7,7 @@ advantages of all rollouts, and keeps its own.
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,20 +25,34 @@ from abut.trl.credit import (
 from abut.trl.ranks import gathered
 from abut.trl.returns import Floats, increments
 from abut.trl.rewards import OWN_REWARDS, are_of_envs, env_weight, total_reward
-from abut.trl.rows.row_batch import RowBatch
+from abut.trl.rows.row_batch import RowScoring
 from abut.trl.trainer_checks import check_one_reward
 
 _once = Once(logging.getLogger(__name__))
 
 
-def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float]) -> list[Floats]:
-    """Return, for each row without padding, the advantages of its trained tokens, `(n,)` float64.
+class CreditedRows(NamedTuple):
+    """The advantages of each row without padding.
+
+    Attributes:
+        of_tokens: of its trained tokens, `(n,)` float64.
+        of_turns: of its own turns, each the mean over its tokens.
+    """
+
+    of_tokens: list[Floats]
+    of_turns: list[list[float]]
+
+
+def advantages_of_rows(
+    trainer: Any, scoring: RowScoring, advantages: Sequence[float]
+) -> CreditedRows:
+    """Return what credit gives the rows of this rank.
 
     Every rank takes part.
 
     Args:
         trainer: a `GRPOTrainer`.
-        batch: its rows, with the rewards that TRL computed.
+        scoring: its rows, with the rewards that TRL computed.
         advantages: TRL's, of this rank's rollouts.
 
     Raises:
@@ -46,31 +60,32 @@ def advantages_of_rows(trainer: Any, batch: RowBatch, advantages: Sequence[float
         RolloutError: a row has other tokens than its turns; or another rank raised.
         Exception: what `credit` raises; on the other ranks a RolloutError says so.
     """
-    scored = scored_rollouts(batch, rewards_of(trainer, batch), advantages, env_weight(trainer))
-    if batch.own_rewards:
+    rewards, batch = rewards_of(trainer, scoring), scoring.batch
+    scored = scored_rollouts(scoring, rewards, advantages, env_weight(trainer))
+    if scoring.own_rewards:
         _check_own_rewards(trainer)
-    found = _same_on_all_ranks(trainer, batch, scored)
+    found = _same_on_all_ranks(trainer, scoring, scored)
     first = trainer.accelerator.process_index * len(batch.rollouts)
     alone = sum(found.alone) / len(found.alone)
     trainer._metrics["train"]["rollout/alone_frac"].append(alone)
-    rows = []
+    of_rows = CreditedRows([], [])
     for k, j in batch.places:
         turns = scored[k].conversations[j].turns
         of_turns = found.advantages[first + k][j]
-        batch.advantages.append([float(np.mean(of_turn)) for of_turn in of_turns])
-        rows.append(token_advantages(turns, of_turns))
-    return rows
+        of_rows.of_turns.append([float(np.mean(of_turn)) for of_turn in of_turns])
+        of_rows.of_tokens.append(token_advantages(turns, of_turns))
+    return of_rows
 
 
-def _check_tokens(batch: RowBatch, scored: Sequence[ScoredRollout]) -> None:
+def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
     """Refuse rows of this rank that train other tokens than their turns have.
 
     Raises:
         RolloutError: names the rollout and the conversation.
     """
-    for row, (k, j) in enumerate(batch.places):
+    for row, (k, j) in enumerate(scoring.batch.places):
         tokens = sum(turn.tokens for turn in scored[k].conversations[j].turns)
-        trained = sum(batch.lists["env_mask"][row])
+        trained = sum(scoring.columns["env_mask"][row])
         if tokens != trained:
             raise RolloutError(
                 f"rollout {scored[k].rollout_id!r}, conversation {j}: its turns have "
@@ -90,14 +105,14 @@ def _check_own_rewards(trainer: Any) -> None:
         _once.warn("own rewards", OWN_REWARDS)
 
 
-def _same_on_all_ranks(trainer: Any, batch: RowBatch, scored: list[ScoredRollout]) -> Credited:
+def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRollout]) -> Credited:
     accelerator = trainer.accelerator
     everywhere = [one for of_rank in gathered(accelerator, scored) for one in of_rank]
     found, error = None, None
     try:
-        _check_tokens(batch, scored)
+        _check_tokens(scoring, scored)
         found = credited(
-            batch.credit,
+            scoring.credit,
             everywhere,
             num_generations=trainer.num_generations,
             scale_rewards=trainer.scale_rewards,
@@ -115,16 +130,16 @@ def _same_on_all_ranks(trainer: Any, batch: RowBatch, scored: list[ScoredRollout
     return found
 
 
-def rewards_of(trainer: Any, batch: RowBatch) -> list[float | None]:
+def rewards_of(trainer: Any, scoring: RowScoring) -> list[float | None]:
     """Return the reward of each rollout of this rank, as TRL weighs its functions; None: no score.
 
     Args:
         trainer: a `GRPOTrainer`.
-        batch: has the rewards of all ranks.
+        scoring: has the rewards of all ranks.
     """
-    weights = trainer.reward_weights.tolist()
-    first = trainer.accelerator.process_index * len(batch.rollouts)
-    of_rollouts = batch.rewards[first : first + len(batch.rollouts)].tolist()
+    weights, count = trainer.reward_weights.tolist(), len(scoring.batch.rollouts)
+    first = trainer.accelerator.process_index * count
+    of_rollouts = scoring.rewards[first : first + count].tolist()
     return [
         total_reward([None if math.isnan(r) else r for r in of_functions], weights)
         for of_functions in of_rollouts
@@ -132,7 +147,7 @@ def rewards_of(trainer: Any, batch: RowBatch) -> list[float | None]:
 
 
 def scored_rollouts(
-    batch: RowBatch,
+    scoring: RowScoring,
     rewards: Sequence[float | None],
     advantages: Sequence[float],
     weight: float,
@@ -140,16 +155,16 @@ def scored_rollouts(
     """Return this rank's rollouts as `credit` gets them.
 
     Args:
-        batch: their rows.
+        scoring: their rows.
         rewards: of each rollout.
         advantages: of each rollout.
         weight: what a turn was paid counts so many times, see `env_weight`.
     """
     found = []
-    for k, rollout in enumerate(batch.rollouts):
+    for k, rollout in enumerate(scoring.batch.rollouts):
         # The row of a rollout that failed is a stop token that is not trained.
-        rows = [] if rollout.failed else batch.conversations[k]
-        every = [_scored(row, weight, runs=batch.scores_run[k]) for row in rows]
+        rows = [] if rollout.failed else scoring.batch.conversations[k]
+        every = [_scored(row, weight, runs=scoring.scores_run[k]) for row in rows]
         none = ScoredConversation(rollout.name, rollout.row_reward, [])
         found.append(ScoredRollout(rollout.rollout_id, rewards[k], advantages[k], every or [none]))
     return found

@@ -48,13 +48,15 @@ def refill_tables(
 
 
 def log_rows(trainer: Any, counts: Sequence[RowCounts]) -> None:
-    """Log how many rows a rollout has.
+    """Log how many rows a rollout has, and count the tokens of all of them.
 
     Args:
-        trainer: a `GRPOTrainer`.
+        trainer: a `GRPOTrainer`, which has counted those of main rows.
         counts: of each rank.
     """
     metrics = trainer._metrics["train"]
+    trainer.state.num_input_tokens_seen += sum(one.tokens for one in counts)
+    metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
     rows, rollouts = sum(one.rows for one in counts), sum(one.rollouts for one in counts)
     metrics["rollout/rows/mean"].append(rows / rollouts)
     metrics["rollout/rows/max"].append(float(max(one.most for one in counts)))

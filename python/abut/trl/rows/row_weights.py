@@ -22,7 +22,7 @@ def trained_mask(inputs: dict[str, Any]) -> torch.Tensor:
     return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
 
 
-def weights_of(
+def row_weights(
     loss_type: str, trained: torch.Tensor, rollout_of: torch.Tensor, rollouts: int
 ) -> torch.Tensor:
     """Return the factor on the loss of each row, `(N,)` float64.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abut._native import Columns
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason
-from abut.trl.rows.columns import conversation_of, conversations_of
+from abut.trl.rows.columns import conversation_of, conversations_of, trained_branches
 
 
 class RowMetrics(dict[str, float]):
@@ -112,14 +112,16 @@ def recorded_rows(rollout: Rollout, advantages: Sequence[float | None]) -> list[
         rollout: that was played.
         advantages: of its `conversations_of`; None: this one is not a row.
     """
-    number_of = {id(branch): k for k, branch in enumerate(rollout.branches)}
+    conversations = conversations_of(rollout)
+    branches = [None, *trained_branches(rollout)][: len(conversations)]
     return [
         {
-            "branch": number_of.get(id(conversation)),
+            "row": None,  # the trainer batches rows of any rollouts, as they come
+            "branch": branch,
             "weight": 1.0,  # the loss counts tokens
             "advantages": [advantage] * len(conversation.turns),
         }
-        for conversation, advantage in zip(conversations_of(rollout), advantages, strict=True)
+        for conversation, branch, advantage in zip(conversations, branches, advantages, strict=True)
         if advantage is not None
     ]
 

@@ -90,7 +90,7 @@ def write_metrics(folder: Path) -> None:
     batch = run.trainer.abut_rows
     leave(
         folder,
-        {"rows": [len(batch.places), batch.rows], "logged": run.trainer.state.log_history},
+        {"rows": [len(batch.places), batch.size], "logged": run.trainer.state.log_history},
     )
     os._exit(0)  # see `main`
 
@@ -149,7 +149,7 @@ def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> 
         folder,
         {
             "model": type(run.trainer.model_wrapped).__name__,
-            "rows": [len(batch.places), batch.rows],
+            "rows": [len(batch.places), batch.size],
             "errors": errors,
             "logged": run.logged(),
         },
