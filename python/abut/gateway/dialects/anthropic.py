@@ -29,6 +29,7 @@ from abut.gateway.dialects.dialect import (
     most_tokens,
     named_event,
     object_at,
+    request_like,
     sampling_in,
     stops,
     text_at,
@@ -89,7 +90,19 @@ class Anthropic(HttpDialect):
         tools = settings_of(like)
         if tools is None or tools.given is not given:
             tools = _tools(given)
+        request = request_like(like, lambda: self._fields(body, tools))
         billing, system = _system(body)
+        is_subagent = _SUBAGENT in billing or _SUBAGENT_HEADER in (headers or {})
+        reader = read_history(_given(body), like, _MessageReader(tools))
+        return request.with_messages(
+            system + reader.messages,
+            origin="subagent" if is_subagent else None,
+            said=reader.digest(system),
+            reading=reader.reading,
+        )
+
+    def _fields(self, body: Mapping[str, Any], tools: "_Tools") -> AgentRequest:
+        """Return the request of a body without its messages."""
         choice = object_at(body, "tool_choice")
         kind = choice.get("type", "auto")
         if not isinstance(kind, str) or kind not in _CHOICES:
@@ -102,11 +115,9 @@ class Anthropic(HttpDialect):
         if body.get("output_format") or config.get("format"):
             check_form("output_config.format", self.unenforced)
             unmet.append("output_config.format")
-        is_subagent = _SUBAGENT in billing or _SUBAGENT_HEADER in (headers or {})
         ignored = [key for key in body if key not in _READ and body[key] is not None]
-        reader = read_history(_given(body), like, _MessageReader(tools))
-        request = AgentRequest(
-            messages=system + reader.messages,
+        return AgentRequest(
+            messages=[],
             tools=tools.shown or None,
             max_tokens=most_tokens(body, "max_tokens"),
             stop=stops(body, "stop_sequences"),
@@ -118,12 +129,8 @@ class Anthropic(HttpDialect):
             unmet=unmet,
             model=text_at(body, "model") or "",
             rollout_id=text_at(body, "rollout_id"),
-            origin="subagent" if is_subagent else None,
             dialect=self,
-            said=reader.digest(system),
-            reading=reader.reading,
         )
-        return request if like is None else request.like(like.request)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool

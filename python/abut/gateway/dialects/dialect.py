@@ -6,7 +6,7 @@ answer are its clients' habit. Where a request goes on and what is sampled is th
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from abut._native import Tokenizer
@@ -142,6 +142,19 @@ class HttpDialect(Dialect, ABC):
     @abstractmethod
     def refused_event(self, refusal: Refusal) -> bytes:
         """Return the events that end a stream whose turn was refused."""
+
+
+def request_like(like: Like | None, fields: Callable[[], AgentRequest]) -> AgentRequest:
+    """Return the request of a body without its messages.
+
+    Args:
+        like: what the body repeats of an earlier one, whose request is returned if it has the same
+            fields. It has other messages then.
+        fields: reads the fields.
+    """
+    if like is None:
+        return fields()
+    return like.request if like.same_fields else fields().like(like.request)
 
 
 def data_event(value: Any) -> bytes:

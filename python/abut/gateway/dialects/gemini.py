@@ -18,6 +18,7 @@ from abut.gateway.dialects.dialect import (
     content_of,
     data_event,
     most_tokens,
+    request_like,
     sampling_in,
     stops,
 )
@@ -107,40 +108,46 @@ class Gemini(HttpDialect):
                 "cachedContent is not supported: nothing is kept here\nhint: send all contents",
                 param="cachedContent",
             )
+        given = value_of(body, "tools")
+        tools = settings_of(like)
+        if tools is None or tools.given is not given:
+            tools = _tools(given)
+        request = request_like(like, lambda: self._fields(body, tools))
+        system = _system(body)
+        contents = value_of(body, "contents")
+        if not isinstance(contents, list) or not contents:
+            raise Refusal("contents must be a list with a content at least", param="contents")
+        reader = read_history(contents, like, ContentReader(tools))
+        return request.with_messages(
+            system + reader.messages,
+            model=str(body.get("model") or ""),  # the address has these two
+            stream=body.get("stream") is True,
+            said=reader.digest(system),
+            reading=reader.reading,
+        )
+
+    def _fields(self, body: Mapping[str, Any], tools: "_DeclaredTools") -> AgentRequest:
+        """Return the request of a body without its messages and what its address says."""
         config = object_of(value_of(body, "generationConfig") or {}, "generationConfig")
         config = {_camel(key): value for key, value in config.items()}
         unmet = self._form(config)
         mode = _mode(body)
         if mode == "ANY":
             unmet.append("toolConfig.mode")
-        given = value_of(body, "tools")
-        tools = settings_of(like)
-        if tools is None or tools.given is not given:
-            tools = _tools(given)
         ignored = [key for key in body if _camel(key) not in _READ and body[key] is not None]
         ignored += [f"generationConfig.{key}" for key in config if key not in _READ_CONFIG]
-        system = _system(body)
-        contents = value_of(body, "contents")
-        if not isinstance(contents, list) or not contents:
-            raise Refusal("contents must be a list with a content at least", param="contents")
-        reader = read_history(contents, like, ContentReader(tools))
-        request = AgentRequest(
-            messages=system + reader.messages,
+        return AgentRequest(
+            messages=[],
             tools=tools.shown or None,
             max_tokens=most_tokens(config, "maxOutputTokens"),
             stop=stops(config, "stopSequences"),
             calls=_MODES[mode],
-            stream=body.get("stream") is True,
             sampling=sampling_in(config, _SAMPLING),
             ignored=sorted([*ignored, *tools.left_out]),
             unmet=unmet,
-            model=str(body.get("model") or ""),
             rollout_id=body.get("rollout_id"),
             dialect=self,
-            said=reader.digest(system),
-            reading=reader.reading,
         )
-        return request if like is None else request.like(like.request)
 
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None

@@ -19,6 +19,7 @@ from abut.gateway.dialects.dialect import (
     most_tokens,
     named_event,
     object_at,
+    request_like,
     sampling_in,
     text_at,
 )
@@ -93,46 +94,52 @@ class Responses(HttpDialect):
         if settings is None or settings.given is not given:
             settings = BodyTools(ResponsesTools([], {}, []), given)
             add_tools(settings.tools, given)
+        request = request_like(like, lambda: self._fields(body, settings.tools))
         head = _instructions(body)
+        new = ItemReader(settings, THINKING_AS_TEXT in self.rewrites)
+        reader = read_history(_given(body), like, new)
+        if not reader.messages and request.follows is None:
+            raise Refusal("input must be a text, or a list with an item at least", param="input")
+        ignored = [key for key in body if key not in _READ and body[key] is not None]
+        return request.with_messages(
+            head + reader.messages,
+            head=len(head),
+            names=reader.tools.names,
+            ignored=sorted([*ignored, *reader.tools.left_out]),
+            origin=_origin(headers or {}),
+            said=reader.digest(head),
+            reading=reader.reading,
+        )
+
+    def _fields(self, body: Mapping[str, Any], tools: ResponsesTools) -> AgentRequest:
+        """Return the request of a body without its messages and what they say of tools."""
         choice = _choice(body)
         unmet = ["tool_choice"] if choice == "required" else []
         kind = object_at(object_at(body, "text"), "format").get("type", "text")
         if kind != "text":
             check_form("text.format", self.unenforced)
             unmet.append("text.format")
-        ignored = [key for key in body if key not in _READ and body[key] is not None]
-        new = ItemReader(settings, THINKING_AS_TEXT in self.rewrites)
-        reader = read_history(_given(body), like, new)
         follows = text_at(body, "previous_response_id")
         if follows is not None and self.rollout_of_answer(follows) is None:
             raise Refusal(
                 f"previous_response_id {follows[:200]!r} is not an answer of this gateway",
                 param="previous_response_id",
             )
-        if not reader.messages and follows is None:
-            raise Refusal("input must be a text, or a list with an item at least", param="input")
-        request = AgentRequest(
-            messages=head + reader.messages,
-            tools=settings.tools.shown or None,
+        return AgentRequest(
+            messages=[],
+            tools=tools.shown or None,
             max_tokens=most_tokens(body, "max_output_tokens"),
             calls=choice != "none",
             one_call=body.get("parallel_tool_calls") is False,
             stream=flag(body, "stream"),
             sampling=sampling_in(body, _SAMPLING),
-            ignored=sorted([*ignored, *reader.tools.left_out]),
             unmet=unmet,
             model=text_at(body, "model") or "",
             rollout_id=text_at(body, "rollout_id"),
-            origin=_origin(headers or {}),
             follows=follows,
-            head=len(head),
-            names=reader.tools.names,
             echo=_echoed(body),
             dialect=self,
-            said=reader.digest(head),
-            reading=reader.reading,
         )
-        return request if like is None else request.like(like.request)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool

@@ -98,11 +98,16 @@ class AgentRequest:
         """The tools and template variables; requests of one conversation have the same."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
+    @cached_property
+    def _frame_digest(self) -> bytes:
+        """Computed once in a conversation: the tools may be longer than all that is new."""
+        return hashlib.sha256(self.frame.encode()).digest()
+
     @property
     def digest(self) -> bytes:
         """A digest of what is asked: equal for a retry, however its client writes the body."""
         said = self.said or self.messages
-        asked = (self.dialect.id_prefix, self.frame, said, self.max_tokens, self.stop)
+        asked = (self.dialect.id_prefix, self._frame_digest, said, self.max_tokens, self.stop)
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
         # Without references, which `marshal` writes from version 3 on, equal values have equal
         # bytes. It takes a fifth of the time of `json.dumps`.
@@ -112,7 +117,7 @@ class AgentRequest:
             raise Refusal("the body is nested too deeply") from None
 
     def with_messages(self, messages: list[Message], **changes: Any) -> "AgentRequest":
-        """Return the same request with other messages. Keep `frame` if it was computed.
+        """Return the same request with other messages. Keep what was computed of its `frame`.
 
         Args:
             messages: of the other request.
@@ -125,7 +130,7 @@ class AgentRequest:
     def like(self, earlier: "AgentRequest") -> "AgentRequest":
         """Return this request, with the `frame` of an earlier one if the two share their tools."""
         if self.tools is earlier.tools and self.template_kwargs == earlier.template_kwargs == {}:
-            vars(self)["frame"] = earlier.frame
+            vars(self).update(frame=earlier.frame, _frame_digest=earlier._frame_digest)
         return self
 
     def of_part(self, name: str | None, train: bool, labels: Mapping[str, str]) -> "AgentRequest":

@@ -67,13 +67,13 @@ class BodyPiece(NamedTuple):
         content: its bytes.
         elements: how many elements there are up to its end.
         end: how many bytes.
-        digest: of these bytes; the next body continues a copy.
+        digest: of these bytes, which the next body continues; None if its dialect needs none.
     """
 
     content: bytes
     elements: int
     end: int
-    digest: "hashlib._Hash"  # SHA-256: processors have instructions for it
+    digest: "hashlib._Hash | None"  # SHA-256: processors have instructions for it
 
 
 @dataclass
@@ -175,10 +175,9 @@ class Body:
         Args:
             beginning: of this body, if it has one.
         """
-        if beginning is None:
+        if beginning is None or (begun := beginning.pieces[-1].digest) is None:
             return hashlib.sha256(self.whole).digest()
-        known = 0 if self.known is None else self.known.end
-        digest = beginning.pieces[-1].digest.copy()
+        known, digest = 0 if self.known is None else self.known.end, begun.copy()
         digest.update(memoryview(self.rest)[beginning.end - known :])
         return digest.digest()
 
@@ -279,7 +278,9 @@ def _read(body: Body, dialect: HttpDialect) -> Beginning | None:
         return None
     same = known is not None and tail is known.fields.tail
     fields = known.fields if known is not None and same else Fields(head, tail)
-    pieces = _pieces(() if known is None else known.pieces, body.rest, text, last, len(elements))
+    digest = hashlib.sha256() if dialect.repeats_bytes else None
+    before = (BodyPiece(b"", 0, 0, digest),) if known is None else known.pieces
+    pieces = _pieces(before, body.rest, text, last, len(elements))
     like = None
     if known is not None and known.request is not None:
         like = Like(known.request, len(known.elements), same)
@@ -292,7 +293,7 @@ def _pieces(
     """Return the pieces of a beginning.
 
     Args:
-        known: its first pieces.
+        known: its first pieces; an empty one if none is known.
         rest: the bytes behind them.
         text: of these bytes.
         last: where the last element begins and ends in the text, with what stands before it.
@@ -302,15 +303,16 @@ def _pieces(
     begin, end = last if text.isascii() else (len(text[:place].encode(*_UTF8)) for place in last)
     for count, place in ((elements - 1, begin), (elements, end)):
         if content := rest[at:place]:
-            before = pieces[-1] if pieces else BodyPiece(b"", 0, 0, hashlib.sha256())
-            digest = before.digest.copy()
-            digest.update(content)
+            before, digest = pieces[-1], None
+            if before.digest is not None:
+                digest = before.digest.copy()
+                digest.update(content)
             pieces.append(BodyPiece(content, count, before.end + len(content), digest))
             at = place
     if len(pieces) > _MOST_PIECES:
         joined = b"".join(piece.content for piece in pieces[:-1])
         pieces[:-1] = [pieces[-2]._replace(content=joined)]
-    return tuple(pieces)
+    return tuple(piece for piece in pieces if piece.content)
 
 
 def _head(text: str, key: str) -> tuple[dict[str, Any] | None, int]:
