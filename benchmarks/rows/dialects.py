@@ -1,4 +1,4 @@
-"""A call at the gateway in each of its dialects, beside one `json.loads` of the same body.
+"""A call at the gateway in each of its dialects, beside chat completions and a `json.loads`.
 
 The same conversation is held in four protocols. The seconds of a call are those of the row
 `gateway`: of the processor, in the server's process, with the engine's part and the HTTP.
@@ -112,9 +112,9 @@ def measure(workbench: Workbench) -> Row:
             "Seconds of the processor as in the row above, of conversations that say the same. "
             f"{scale.gateway_conversations - 1} are asked in a row; one more before them is not "
             "counted.",
-            f"{parsed('…')}: one `json.loads` of each of these bodies in a process without a "
-            "server. A call has the HTTP, the sample and the answer besides: the row above has "
-            "what a server takes that does nothing but read a body and answer.",
+            f"{parsed('…')}: one `json.loads` of each of these bodies in a process that does "
+            "nothing else. A call is more than that: the row above has a server that reads the "
+            "body and answers, and one that also encodes the new text.",
         ],
     )
     replies, new = Replies(11, scale.reply_bytes), Replies(13, scale.gateway_bytes)
@@ -189,9 +189,14 @@ def _parsing_s(bodies: Sequence[bytes]) -> float:
 
 
 def _require(row: Row) -> None:
+    """Require a time of each dialect, and that none takes much more than chat completions."""
     long = case(_MEASURED_TOKENS)
     for name in DIALECTS:
-        if (taken_s := row.median(name, long)) is not None:
-            row.needs.append(Need(f"{name} {long}", taken_s, "at most", _CALL_S, "s"))
-        what = f"{name} ÷ one json.loads of its body, {long}"
-        row.need_ratio(what, (name, long), (parsed(name), long), "at most", _BESIDE)
+        taken_s, chat_s = row.median(name, long), row.median(CHAT, long)
+        parsing_s = row.median(parsed(name), long)
+        if taken_s is None or chat_s is None or parsing_s is None:
+            continue
+        row.needs.append(Need(f"{name} {long}", taken_s, "at most", _CALL_S, "s"))
+        if name != CHAT:
+            what = f"{name} beyond {CHAT} ÷ one json.loads of its body, {long}"
+            row.needs.append(Need(what, (taken_s - chat_s) / parsing_s, "at most", _BESIDE))

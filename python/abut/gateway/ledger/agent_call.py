@@ -181,6 +181,7 @@ class PolicyAnswer:
 def answer_of(
     text: str,
     processor: PartsProcessor,
+    call_reader: CallReadingProcessor | None,
     request: AgentRequest,
     *,
     id: str,
@@ -196,7 +197,8 @@ def answer_of(
 
     Args:
         text: of the sample, without its end token.
-        processor: parses thinking and calls.
+        processor: parses thinking.
+        call_reader: parses calls; None: there are none.
         request: says whether calls are wanted.
         id: of the call.
         number: of the call.
@@ -213,7 +215,7 @@ def answer_of(
     if reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning
     own_ids: set[str] = set()
-    parsed = _parsed(processor, action) if request.tools and request.calls else None
+    parsed = _parsed(call_reader, action) if request.tools and request.calls else None
     if parsed is not None and parsed.calls:
         calls = parsed.calls[: 1 if request.one_call else None]
         broken = [action[call.start : call.end] for call in parsed.malformed]
@@ -241,11 +243,11 @@ def answer_of(
     )
 
 
-def _parsed(processor: PartsProcessor, action: str) -> ParsedCalls | None:
-    if not isinstance(processor, CallReadingProcessor):
+def _parsed(reader: CallReadingProcessor | None, action: str) -> ParsedCalls | None:
+    if reader is None:
         return None
     try:
-        parsed: ParsedCalls = processor.parse_tool_calls(action)
+        parsed: ParsedCalls = reader.parse_tool_calls(action)
     except TemplateError:  # the template writes no calls
         return None
     return parsed

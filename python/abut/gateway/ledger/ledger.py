@@ -380,6 +380,7 @@ class Ledger:
             return answer_of(
                 turn.text,
                 branch.writer.processor,
+                branch.writer.call_reader,
                 chat,
                 id=f"{chat.dialect.id_prefix}{self.rollout_id}-{call.number}",
                 number=call.number,

@@ -21,7 +21,7 @@ from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_call
 from abut.gateway.ledger.refusal import Refusal, said_to_client, short, unwritten
 from abut.gateway.ledger.system_messages import SystemMessages
 from abut.messages import Message
-from abut.processor import PartsProcessor
+from abut.processor import CallReadingProcessor, PartsProcessor
 from abut.tools.tool_messages import ToolAnswers
 
 MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
@@ -43,6 +43,11 @@ class Writer:
 
     processor: PartsProcessor
     answers: ToolAnswers | None
+
+    @cached_property
+    def call_reader(self) -> CallReadingProcessor | None:
+        """The processor, if it reads calls. To ask that of a protocol takes 40 microseconds."""
+        return self.processor if isinstance(self.processor, CallReadingProcessor) else None
 
     @cached_property
     def joins(self) -> bool:
