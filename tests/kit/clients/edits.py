@@ -3,7 +3,8 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from tests.kit.clients.habits import as_text, own, with_code
@@ -11,11 +12,16 @@ from tests.kit.clients.random_policy import STOPS
 from tests.kit.clients.tree import Item, Message, Node, said
 
 Edited = tuple[str, list[Message], list[Item]]
+OtherAnswers = Callable[[Node, Message], Iterator[tuple[str, Message]]]
 OTHER_VALUES: tuple[Any, ...] = (0, 1, True, False, None, "", "1", "true", [], {}, 0.5, [1], "x")
 
 
 def edits(
-    messages: Sequence[Message], items: Sequence[Item], nodes: Sequence[Node], rng: random.Random
+    messages: Sequence[Message],
+    items: Sequence[Item],
+    nodes: Sequence[Node],
+    rng: random.Random,
+    others_of: OtherAnswers,
 ) -> Iterator[Edited]:
     """Edits of a history as it was said, one message for one item.
 
@@ -24,6 +30,7 @@ def edits(
         items: what they stand for.
         nodes: the answers among them, in their order.
         rng: chooses letters and places.
+        others_of: more edits of an answer, in its protocol.
     """
     answers, end = {}, -1
     for node in nodes:
@@ -32,7 +39,11 @@ def edits(
     for place, message in enumerate(messages):
         node = answers.get(place)
         is_said = items[place][0] == "said"
-        others = _of_answer(node, rng) if node else _of_said(message, rng, is_said=is_said)
+        others: Iterator[tuple[str, Message]]
+        if node:
+            others = chain(_of_answer(node, rng), others_of(node, own(node)))
+        else:
+            others = _of_said(message, rng, is_said=is_said)
         for name, other in others:
             if other != message:
                 yield name, *_with(messages, items, place, [(other, said(other))])
@@ -193,7 +204,7 @@ def _of_answer(node: Node, rng: random.Random) -> Iterator[tuple[str, Message]]:
 
 def _bare(message: Message) -> Message:
     """Without what many clients leave out."""
-    return {key: message[key] for key in message if not key.startswith("reasoning")}
+    return {k: message[k] for k in message if k != "handle" and not k.startswith("reasoning")}
 
 
 def _of_thinking(message: Message) -> Iterator[tuple[str, Message]]:

@@ -27,8 +27,8 @@ def verbatim(node: Node, rng: random.Random) -> tuple[Message | None, Item] | No
 def rewritten(node: Node, rng: random.Random) -> tuple[Message | None, Item] | None:
     """Rules 1, 2, 3 and 5: the same, written in another way."""
     message = own(node)
-    reasoning = _other_reasoning(message, rng)
-    _other_content(message, rng)
+    reasoning = other_reasoning(message, rng)
+    other_content(message, rng)
     for call in message.get("tool_calls", ()):
         call["function"]["arguments"] = other_arguments(call["function"]["arguments"], rng)
         call.update(rng.choice([{}, {"index": 0}]))
@@ -45,8 +45,8 @@ def rewritten(node: Node, rng: random.Random) -> tuple[Message | None, Item] | N
     return message, answered(node, reasoning=reasoning)
 
 
-def _other_reasoning(message: Message, rng: random.Random) -> bool:
-    """Whether some is left."""
+def other_reasoning(message: Message, rng: random.Random) -> bool:
+    """Write its thinking in another way; returns whether some is left."""
     thought = message.get("reasoning")
     for key in ("reasoning", "reasoning_content"):
         others = [..., None, ""] + ([thought, f" {thought}\n"] if thought else [])
@@ -58,7 +58,8 @@ def _other_reasoning(message: Message, rng: random.Random) -> bool:
     return any(message.get(key) for key in ("reasoning", "reasoning_content"))
 
 
-def _other_content(message: Message, rng: random.Random) -> None:
+def other_content(message: Message, rng: random.Random) -> None:
+    """Write its text in another way."""
     text = message["content"] or ""
     ways: list[Any] = [text, text.strip(), f"\n {text}  ", [{"type": "text", "text": text}]]
     middle = len(text) // 2
@@ -185,7 +186,11 @@ NEEDS_IDS = (text_lost, calls_as_text)
 
 
 def compose(
-    node: Node | None, rng: random.Random, *, plainly: bool = False
+    node: Node | None,
+    rng: random.Random,
+    *,
+    plainly: bool = False,
+    habits: Sequence[Habit] = HABITS,
 ) -> tuple[list[Message], list[Item], dict[str, str]]:
     """What a client sends of the conversation up to an answer, its items, and its names for ids."""
     messages: list[Message] = []
@@ -195,16 +200,19 @@ def compose(
     for place, step in enumerate(path):
         messages += json.loads(json.dumps(step.said))
         items += step.items
-        habits = (verbatim,) if plainly else HABITS
+        here = (verbatim,) if plainly else habits
         if renames or _has_results(step, path[place + 1 :]):
-            habits = tuple(habit for habit in habits if habit not in NEEDS_IDS)
-        done = rng.choice(habits)(step, rng) or verbatim(step, rng)
+            here = tuple(habit for habit in here if habit not in NEEDS_IDS)
+        if renames:
+            here = tuple(habit for habit in here if habit.__name__ != "arguments_read")
+        done = rng.choice(here)(step, rng) or verbatim(step, rng)
         assert done is not None
         if done[0] is not None:
             messages.append(done[0])
             items.append(done[1])
     names: dict[str, str] = {}
-    if renames:
+    ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+    if renames and len(ids) == len({*ids}):  # an id of two calls is of none, and counts as it is
         rename(messages, names)
     return messages, items, names
 
@@ -227,5 +235,6 @@ def rename(messages: Sequence[Message], names: dict[str, str], *, known: bool = 
             if not known:
                 names.setdefault(call["id"], f"id_{len(names)}")
             call["id"] = names.get(call["id"], call["id"])
+        rename(message.get("pieces", ()), names, known=known)
         if message["role"] == "tool" and (id_ := message.get("tool_call_id")) in names:
             message["tool_call_id"] = names[id_]

@@ -1,8 +1,9 @@
 """Clients of one rollout that do at random what clients do, and what the gateway must make of it.
 
 Each step asks the session as a client would, with what some client would make of the history. What
-the sampler has to get is known by who said what (`client_tree`), not by comparing texts. Behind
-each step the history is edited in the ways of `client_edits`, and what matches is counted.
+the sampler has to get is known by who said what (`tree`), not by comparing texts. Behind each step
+the history is edited in the ways of `edits`, and what matches is counted. A spelling writes all of
+it in one protocol.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from abut.agents.protocol import AgentResult
-from abut.gateway.dialects.chat import Chat, completion
-from abut.gateway.ledger.agent_call import AgentCall
+from abut.gateway.dialects.chat import Chat
+from abut.gateway.ledger.agent_call import AgentCall, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
 from abut.gateway.ledger.callers import NOBODY, Caller
 from abut.gateway.ledger.ledger import Ledger
@@ -33,13 +34,24 @@ from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.row import RowChoice, fill, unfollowed_calls
 from abut.gateway.server.body import Bodies, read_body
 from abut.rollout.rollout import Rollout
-from tests.kit.clients.edits import edits, some
-from tests.kit.clients.habits import compose, rename
+from tests.kit.clients.edits import Edited, edits, some
+from tests.kit.clients.habits import compose, own, rename
 from tests.kit.clients.random_policy import STOPS, TOOLS, Heard, RandomPolicy
-from tests.kit.clients.tree import Item, Message, Node, Tree, agreed, blank, differ, is_answer, said
+from tests.kit.clients.tree import (
+    Item,
+    Message,
+    Node,
+    Tree,
+    agreed,
+    answered,
+    blank,
+    differ,
+    is_answer,
+    said,
+)
+from tests.kit.dialects.spelling import Spelling, as_json
 from tests.kit.stage.agents import check_tree, user
 
-CHAT = Chat()
 SESSION = "x-session-id"
 NAMED = (Caller("a"), Caller("b", train=False), Caller("a", "s"), Caller(None, "s"))
 CALLERS = (NOBODY, NOBODY, *NAMED)
@@ -51,15 +63,12 @@ class Request:
     """What a client is about to ask."""
 
     body: dict[str, Any]
+    """As a chat client says it; another one's spelling writes it in its protocol."""
     items: list[Item]
     """What each message stands for."""
     names: dict[str, str]
     """The client's ids of calls, and which they were before."""
     caller: Caller = NOBODY
-
-    @property
-    def text(self) -> bytes:
-        return json.dumps(self.body).encode()
 
     @property
     def messages(self) -> list[Message]:
@@ -74,6 +83,7 @@ class Asked:
     """What a client asked, and whether it still listens."""
 
     request: Request
+    digest: bytes
     call: AgentCall
     is_open: Callable[[], bool]
     hang_up: Callable[[], None]
@@ -83,6 +93,7 @@ class Clients(RuleBasedStateMachine):
     """Many clients of one rollout, and all that its sampler hears."""
 
     hf: ClassVar[Any] = None
+    spelling: ClassVar[Spelling] = Spelling()
     most_edits: ClassVar[int] = 60
     """Tried behind each step, of some hundreds."""
     figures: ClassVar[Counter[str]] = Counter()
@@ -96,7 +107,10 @@ class Clients(RuleBasedStateMachine):
         self.policy = RandomPolicy(self.hf, random.Random(seed))
         self.session = Ledger("r0", self.policy, SESSION)
         self.bodies = Bodies()
-        self.tree = Tree(self.hf)
+        self.tree = Tree(self.hf, joins_system=self.spelling.system_later)
+        self.spells = random.Random(seed)
+        self.said_as: dict[bytes, str] = {}
+        """By digest, what was asked."""
         self.asked: list[Asked] = []
         self.node_of: dict[AgentCall, Node] = {}
         self.tools_of: dict[str, Any] = {}
@@ -126,17 +140,15 @@ class Clients(RuleBasedStateMachine):
         """Go on behind a history that is another one now."""
         rng = random.Random(seed)
         node = rng.choice(self.known)
-        messages, items, _ = compose(node, rng, plainly=True)
+        tail = [user(self.policy.words.tag())]
         changed = [
-            (messages, items)
-            for _, messages, items in edits(messages, items, node.path, rng)
-            if not any(map(blank, messages))
+            one
+            for one in self.edited(node, rng, most=20, tail=tail)
+            if not any(item[0] == "blank" for item in one[2]) and not any(map(blank, one[1]))
         ]
         if changed:
-            messages, items = rng.choice(changed)
-            tail = [user(self.policy.words.tag())]
-            body = self.body([*messages, *tail], rng, frame=node.frame)
-            items = [*items, *map(said, tail)]
+            _, messages, items = rng.choice(changed)
+            body = self.body(messages, rng, frame=node.frame)
             self.answer(self.send(Request(body, items, {}, node.caller)))
 
     @precondition(lambda self: self.known)
@@ -156,7 +168,9 @@ class Clients(RuleBasedStateMachine):
     def repeat(self, seed: int, retried: bool) -> None:
         """After the answer was delivered, or while it is on its way."""
         before = random.Random(seed).choice(self.asked)
-        self.answer(self.send(before.request, retried=retried))
+        again = self.send(before.request, retried=retried)
+        assert again.digest == before.digest, "a retry is another request"
+        self.answer(again)
 
     @precondition(lambda self: self.asked)
     @rule(seed=seeds)
@@ -205,13 +219,31 @@ class Clients(RuleBasedStateMachine):
 
     # ---- requests
 
+    def edited(
+        self, node: Node, rng: random.Random, *, most: int, tail: Sequence[Message] = ()
+    ) -> list[Edited]:
+        """Edits of the history up to an answer, as the protocol has them, and what follows."""
+        messages, items, _ = compose(node, rng, plainly=True)
+        whole = self.spelling.normal([*messages, *tail], [*items, *map(said, tail)], {})
+        assert whole is not None
+        found = []
+        kinds = edits(messages, items, node.path, rng, self.spelling.edits)
+        for name, messages, items in some(kinds, most, rng):
+            normal = self.spelling.normal([*messages, *tail], [*items, *map(said, tail)], {})
+            # Some cannot be said, or say nothing, in this protocol.
+            if normal is not None and not self.spelling.is_same(whole[0], normal[0]):
+                found.append((name, *normal))
+        return found
+
     def request(self, rng: random.Random, node: Node | None = None) -> Request:
         known = self.known
         if node is None and known:  # rather long conversations than many
             node = rng.choice([*known, *known[-2:], *known[-2:], None])
         other_tools, other_caller = rng.random() < 0.1, rng.random() < 0.1
         # Of another one's conversation an answer is one that somebody said: as it came.
-        messages, items, names = compose(node, rng, plainly=other_tools or other_caller)
+        plainly = other_tools or other_caller
+        habits = self.spelling.habits
+        messages, items, names = compose(node, rng, plainly=plainly, habits=habits)
         caller = rng.choice(CALLERS) if node is None or other_caller else node.caller
         roots = [other for other in self.tree.nodes if other.before is None]
         if node is None and roots and rng.random() < 0.3:  # best of many
@@ -221,10 +253,26 @@ class Clients(RuleBasedStateMachine):
         else:
             tail = self.tail(node, messages, rng)
         frame = node.frame if node and not other_tools else None
-        body = self.body([*messages, *tail], rng, frame=frame)
-        request = Request(body, items, {new: old for old, new in names.items()}, caller)
-        request.items += map(said, request.messages[len(messages) :])
-        return request
+        if node and self.spelling.follows and not plainly and tail and rng.random() < 0.2:
+            return self.follow_up(node, rng)
+        olds = {new: old for old, new in names.items()}
+        normal = self.spelling.normal([*messages, *tail], [*items, *[None] * len(tail)], olds)
+        assert normal is not None, "a client says what its protocol cannot say"
+        return Request(self.body(normal[0], rng, frame=frame), normal[1], olds, caller)
+
+    def follow_up(self, node: Node, rng: random.Random) -> Request:
+        """A request that names the answer which it follows, in place of all that was said."""
+        messages: list[Message] = []
+        items: list[Item] = []
+        for step in node.path:
+            messages += [*json.loads(json.dumps(step.said)), own(step)]
+            items += [*step.items, answered(step, reasoning=True)]
+        tail = self.tail(node, messages, rng) or [user(self.policy.words.tag())]
+        normal = self.spelling.normal(tail, [None] * len(tail), {})
+        assert normal is not None
+        body = self.body([*messages, *normal[0]], rng, frame=node.frame)
+        body |= {"previous_response_id": node.answer_id, "said_before": len(messages)}
+        return Request(body, [*items, *normal[1]], {}, node.caller)
 
     def tail(
         self, node: Node | None, messages: Sequence[Message], rng: random.Random
@@ -239,10 +287,13 @@ class Clients(RuleBasedStateMachine):
             for call in calls:
                 text = rng.choice([f"found {tag()}", f" {tag()}\n", "42"])
                 tail.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-            rng.shuffle(tail)
+            if rng.random() < self.spelling.shuffles:
+                rng.shuffle(tail)
         elif rng.random() < 0.15:
             return []
-        if rng.random() < 0.7 or not tail:
+        says_system = [message["role"] for message in tail] == ["system"]
+        is_alone = says_system and not isinstance(self.spelling.dialect, Chat)
+        if rng.random() < 0.7 or not tail or is_alone:
             tail.append(user(f" go  on {tag()} ") | rng.choice([{}, {"name": "me"}]))
         if rng.random() < 0.1:
             function = {"name": "search", "arguments": '{"a": 1}'}
@@ -250,6 +301,9 @@ class Clients(RuleBasedStateMachine):
             result = {"role": "tool", "tool_call_id": call["id"], "content": tag()}
             tail.append({"role": "assistant", "content": f"mine {tag()}", "tool_calls": [call]})
             tail += rng.choice([[], [result], [result, user(tag())]])
+        if self.spelling.system_later and rng.random() < 0.15:
+            later = {"role": "system", "content": f"Mind {tag()}"}
+            tail.insert(rng.randrange(len(tail) + 1), later)
         return tail
 
     def body(
@@ -259,12 +313,14 @@ class Clients(RuleBasedStateMachine):
         body: dict[str, Any] = {"model": "policy", "messages": messages}
         if tools or rng.random() < 0.3:
             body["tools"] = tools
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and self.spelling.has_stops:
             body["stop"] = rng.sample(STOPS, rng.choice([1, 2]))
         if rng.random() < 0.2:
             body["max_tokens"] = 90
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and isinstance(self.spelling.dialect, Chat):
             body["return_token_ids"] = True
+        if rng.random() < 0.2 and not isinstance(self.spelling.dialect, Chat):
+            body["lacks_ids"] = True
         return body
 
     # ---- asking, and what has to come of it
@@ -272,22 +328,14 @@ class Clients(RuleBasedStateMachine):
     def send(self, request: Request, *, retried: bool = False) -> Asked:
         """Ask, and see what the sampler is asked with."""
         self.figures["requests"] += 1
-        body, beginning = read_body(self.bodies.body("0", [request.text], CHAT), CHAT)
-        assert body == json.loads(request.text)
-        name, session, train = request.caller
-        part = (name, train, {} if session is None else {SESSION: session})
-        read = CHAT.read(body, None if beginning is None else beginning.like).of_part(*part)
-        assert read == CHAT.read(body).of_part(*part)
-        if beginning is not None:
-            beginning.request, beginning.like = read, None
-            self.bodies.keep("0", beginning)
-        expected = self.given_again(request, retried)
+        read, digest = self.read(request)
+        expected = self.given_again(request, digest, retried)
         heard = len(self.policy.heard)
         listens = asyncio.Event()
         listens.set()
-        how = {"digest": request.text, "retried": retried, "is_open": listens.is_set}
+        how = {"digest": digest, "retried": retried, "is_open": listens.is_set}
         call = self.run(_placed(lambda: self.session.ask(read, **how)))
-        asked = Asked(request, call, listens.is_set, listens.clear)
+        asked = Asked(request, digest, call, listens.is_set, listens.clear)
         if expected is None:
             assert call not in self.node_of
             self.run(_until(lambda: len(self.policy.heard) > heard))
@@ -299,10 +347,49 @@ class Clients(RuleBasedStateMachine):
         self.asked.append(asked)
         return asked
 
-    def given_again(self, request: Request, retried: bool) -> AgentCall | None:
+    def read(self, request: Request) -> tuple[AgentRequest, bytes]:
+        """The request as the gateway reads it, and its digest."""
+        dialect = self.spelling.dialect
+        name, session, train = request.caller
+        part = (name, train, {} if session is None else {SESSION: session})
+        # Most clients write a history as they did before, so that its bytes are known.
+        spells = random.Random(0) if self.spells.random() < 0.7 else self.spells
+        text = json.dumps(self.spelling.body(request.body, spells)).encode()
+        body, beginning = read_body(self.bodies.body("0", [text], dialect), dialect)
+        assert body == json.loads(text)
+        read = dialect.read(body, None if beginning is None else beginning.like).of_part(*part)
+        whole = dialect.read(json.loads(text)).of_part(*part)
+        assert (read, read.frame, read.digest) == (whole, whole.frame, whole.digest)
+        if beginning is not None:
+            self.figures["read on"] += beginning.like is not None
+            beginning.request, beginning.like = read, None
+            self.bodies.keep("0", beginning)
+        if dialect.repeats_bytes:
+            return read, text
+        self.check_digest(request, read.digest)
+        return read, read.digest
+
+    def check_digest(self, request: Request, digest: bytes) -> None:
+        """Requests with equal digests ask the same, but for the ids of calls."""
+        numbers: dict[str, int] = {}
+        for message in request.body["messages"]:
+            for call in message.get("tool_calls") or ():
+                numbers.setdefault(call["id"], len(numbers))
+        asked = {key: value for key, value in request.body.items() if key != "lacks_ids"}
+        asked["messages"] = [
+            {key: value for key, value in message.items() if key != "pieces"}
+            for message in asked["messages"]
+        ]
+        text = as_json({**asked, "tools": asked.get("tools") or []})
+        for id_, number in numbers.items():
+            text = text.replace(json.dumps(id_), str(number))
+        before = self.said_as.setdefault(digest, text)
+        assert before == text, f"two requests have one digest:\n{before}\n{text}"
+
+    def given_again(self, request: Request, digest: bytes, retried: bool) -> AgentCall | None:
         """Whose sample an equal body gets, if any."""
-        who = request.text, request.caller
-        equal = [one for one in self.asked if (one.request.text, one.request.caller) == who]
+        who = digest, request.caller
+        equal = [one for one in self.asked if (one.digest, one.request.caller) == who]
         last = {asked.call: asked for asked in equal}
         same = [asked for call, asked in last.items() if call.may_be_reused]
         unheard = [asked for asked in same if not asked.call.delivered]
@@ -326,7 +413,9 @@ class Clients(RuleBasedStateMachine):
                     said(message) if item[0] == "blank" else item
                     for message, item in zip(rest, request.items[place:], strict=True)
                 ]
-                stop, names = heard.chat.stop, self.tree.names()
+                # A stop string is put back by clients of chats alone.
+                stop = heard.chat.stop if isinstance(self.spelling.dialect, Chat) else ()
+                names = self.tree.names()
                 node = Node(before, rest, items, frame, {}, stop, heard, names)
                 node.caller = request.caller
                 self.figures["of somebody"] += node.caller != NOBODY
@@ -346,12 +435,23 @@ class Clients(RuleBasedStateMachine):
             assert node.heard.fails
             return
         if node not in self.tree.nodes:
-            body = completion(answer, call.request, "policy", self.policy.tokenizer)
-            node.answer = json.loads(json.dumps(body))["choices"][0]["message"]
+            node.answer, node.answer_id = self.written(answer, call.request)
             self.tree.nodes.append(node)
         if asked.is_open():
             self.session.delivered(call)
             node.known = True
+
+    def written(self, answer: PolicyAnswer, request: AgentRequest) -> tuple[Message, str]:
+        """An answer as its client gets it, whole and as a stream, and its id."""
+        dialect, how = self.spelling.dialect, (request, "policy", self.policy.tokenizer)
+        body = json.loads(json.dumps(dialect.answer(answer, *how)))
+        lines = b"".join(dialect.events(answer, *how)).decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+        assembled = self.spelling.assembled([json.loads(line) for line in data])
+        assert as_json(assembled) == as_json(self.spelling.whole(body)), (
+            "a stream is another answer"
+        )
+        return self.spelling.heard(body), body.get("id", "")
 
     # ---- what holds behind each step
 
@@ -396,12 +496,12 @@ class Clients(RuleBasedStateMachine):
         rng = self.policy.rng
         node = rng.choice(self.tree.nodes)
         for _ in range(3):
-            messages, items, _ = compose(node, rng)
-            self.check_match("as clients write it", node, messages, items)
+            messages, items, names = compose(node, rng, habits=self.spelling.habits)
+            normal = self.spelling.normal(messages, items, {new: old for old, new in names.items()})
+            assert normal is not None
+            self.check_match("as clients write it", node, *normal)
             self.figures["rewritten"] += 1
-        messages, items, _ = compose(node, rng, plainly=True)
-        edited = edits(messages, items, node.path, rng)
-        for name, messages, items in some(edited, self.most_edits, rng):
+        for name, messages, items in self.edited(node, rng, most=self.most_edits):
             self.check_match(name, node, messages, items)
             self.figures["edits"] += 1
 
@@ -409,7 +509,9 @@ class Clients(RuleBasedStateMachine):
         self, name: str, node: Node, messages: list[Message], items: list[Item]
     ) -> None:
         """Each branch has just the answers of a history that are in both."""
-        messages = json.loads(json.dumps(messages))
+        dialect = self.spelling.dialect
+        chat = {"messages": json.loads(json.dumps(messages))}
+        messages = dialect.read(self.spelling.body(chat, self.spells)).messages
         seen = seen_in(self.session.branches, messages)
         frame, caller = node.frame, node.caller
         of_caller = [branch for branch in self.session.branches if self.caller_of(branch) == caller]
@@ -418,11 +520,11 @@ class Clients(RuleBasedStateMachine):
             if branch.frame == frame:
                 history = History(messages, seen, branch.writer.joints)
                 path = [self.node_of[call] for call in branch.calls]
-                found = match(branch.entries, history, CHAT)
+                found = match(branch.entries, history, dialect)
                 wanted, _ = agreed(path, items, self.unanswered(branch))
                 got = path[: found.turns]
                 assert got == wanted, differ(name, messages, got, wanted, path)
-        place = find_continuation(of_caller, frame, history, CHAT)
+        place = find_continuation(of_caller, frame, history, dialect)
         path = [self.node_of[call] for call in place.branch.calls] if place else []
         found_path = path[: place.found.turns] if place else []
         candidates = [_solid(path) for path, _ in self.tree.candidates(frame, items, caller)]

@@ -8,7 +8,7 @@ place of the answers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -40,6 +40,7 @@ class Node:
     known: bool = field(default=False)
     """Whether a client got it."""
     caller: Caller = NOBODY
+    answer_id: str = ""
 
     @property
     def is_blank(self) -> bool:
@@ -57,7 +58,8 @@ class Node:
 
 def said(message: Message) -> Item:
     """The item of a message that is none of the policy's."""
-    return ("said", json.dumps(message, sort_keys=True), message["role"] == "assistant")
+    whole = {key: value for key, value in message.items() if key != "pieces"}
+    return ("said", json.dumps(whole, sort_keys=True), message["role"] == "assistant")
 
 
 def answered(node: Node, *, stop: str = "", reasoning: bool = False) -> Item:
@@ -73,6 +75,9 @@ def blank(message: Message) -> Item | None:
     thoughts = [message.get(key) or "" for key in ("reasoning", "reasoning_content")]
     others = [message.get(key) for key in ("tool_calls", "refusal", "audio", "function_call")]
     if message["role"] != "assistant" or any(others) or not isinstance(text, str):
+        return None
+    # A handle names one answer, and a text that repeats the thinking is compared exactly.
+    if any(message.get(key) for key in ("handle", "reordered", "respelled")):
         return None
     texts = {str(thought) for thought in thoughts} - {""}
     if len(texts) > 1:
@@ -134,10 +139,16 @@ def is_answer(item: Item) -> bool:
 
 
 class Tree:
-    """All answers of a rollout."""
+    """All answers of a rollout.
 
-    def __init__(self, hf_tokenizer: Any) -> None:
+    Args:
+        hf_tokenizer: renders prompts.
+        joins_system: whether neighbouring system messages are shown as one.
+    """
+
+    def __init__(self, hf_tokenizer: Any, *, joins_system: bool = False) -> None:
         self.hf = hf_tokenizer
+        self.joins_system = joins_system
         self.nodes: list[Node] = []
         self.begun: list[Node] = []
         """Those that are not answered yet are among them, and those that never are."""
@@ -181,7 +192,9 @@ class Tree:
         others = path[0].names if path else self.names()
         begin = len(path[0].said if path else rest)
         names = _names([node.answer for node in path])
-        shown = _shown([*messages, *rest], others | names, names, begin)
+        thoughts = {node.answer.get("handle"): node.answer.get("reasoning") for node in self.nodes}
+        shown = _shown([*messages, *rest], others | names, names, begin, thoughts)
+        shown = _with_system_joined(shown) if self.joins_system else shown
         text = self.hf.apply_chat_template(
             shown, tools=tools, tokenize=False, add_generation_prompt=True
         )
@@ -279,8 +292,26 @@ def _bytes_of_letters() -> dict[str, int]:
     }
 
 
+def _with_system_joined(messages: Sequence[Message]) -> list[Message]:
+    """System messages that follow one another as one, joined by blank lines."""
+    joined: list[Message] = []
+    for message in messages:
+        if message["role"] in ("system", "developer"):
+            message = message | {"role": "system"}
+            if joined and joined[-1]["role"] == "system":
+                text = f"{joined[-1]['content']}\n\n{message['content']}"
+                joined[-1] = joined[-1] | {"content": text}
+                continue
+        joined.append(message)
+    return joined
+
+
 def _shown(
-    messages: Sequence[Message], first: dict[str, str], later: dict[str, str], begin: int
+    messages: Sequence[Message],
+    first: dict[str, str],
+    later: dict[str, str],
+    begin: int,
+    thoughts: Mapping[str | None, str | None],
 ) -> list[Message]:
     """A client's messages as the template takes them, with the names of calls in the first ones."""
     shown = []
@@ -293,12 +324,16 @@ def _shown(
         if message["role"] == "assistant":
             first, later = first | _names([message]), later | _names([message])
             thinking = message.get("reasoning_content") or message.get("reasoning")
-            if isinstance(thinking, str):
+            if not message.get("reasoning_content") and (handle := message.get("handle")):
+                thinking = thoughts.get(handle) or thinking
+            if message.get("respelled") and thinking not in thoughts.values():
+                new["content"] = f"<think>\n{thinking}\n</think>{new['content']}"
+            elif isinstance(thinking, str):
                 new["reasoning_content"] = thinking
             if calls := _calls(message):
                 new["tool_calls"] = [{"function": _function(call)} for call in calls]
         if message["role"] == "tool":
-            new["name"] = names.get(message.get("tool_call_id"), "unknown")
+            new["name"] = names.get(message.get("tool_call_id")) or message.get("name", "unknown")
         shown.append(new)
     return shown
 
