@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from abut.gateway.dialects.anthropic import Anthropic
-from tests.kit.clients.anthropic_client import assembled
+from tests.kit.clients.dialect_clients import assembled
 from tests.kit.clients.edits import same
 from tests.kit.clients.habits import own
 from tests.kit.clients.tree import Item, Message, Node, answered
