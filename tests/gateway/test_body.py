@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Bodies, Body, read_body
+from abut.gateway.server.body import Beginning, Bodies, Body
+from abut.gateway.server.body_json import read_body
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
 
@@ -31,7 +33,7 @@ CHAT = Chat()
 def read(content: bytes, known: Beginning | None = None) -> tuple[Any, Beginning | None]:
     """As what reads the whole; what is refused is its text."""
     try:
-        return read_body(Body.of([content], known), CHAT)
+        return read_body(Body.of([content], [known] if known else ()), CHAT)
     except Refusal as refusal:
         return str(refusal), None
 
@@ -66,7 +68,7 @@ def test_a_growing_body(
         got, beginning = read(content, known)
         assert repr(got) == repr(json.loads(content)) or got == json.loads(content)
         for chunks in ([content], [content[:9], content[9:]], [*map(bytes, zip(content))]):
-            body = Body.of(chunks, known)
+            body = Body.of(chunks, [known] if known else ())
             assert body.whole == content
             assert body.digest(beginning) == Body.of([content]).digest(None)
         if beginning is not None:
@@ -150,6 +152,7 @@ ENDS = [
     b'], "messages": [3]}', b'], "messages": [3], "x": 1}', b'], "x": 1, "x": 2}', b"], 1}",
     b'], "x": 1} 2', b'], "x": 1}}', b']  }  ', b"] x", b', "a"], "x": NaN}', b"\xff]}",
     b', "\xff"]}', b', "\xed\xa0\x80"]}', b', "\xc3\xa4"], "y": "\xc3"}', b', "\xe2\x82', b"]]}",
+    b'], "x": [1]}', b', {}], "x": [[1]]}', b', {}], "x": ["]}', b', "]}', b', {"x": [1]}',
     b", " + b"[" * 100_000, b'], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
 ]  # fmt: skip
 
@@ -214,7 +217,8 @@ def test_a_body_of_many_pieces_is_known_whole() -> None:
     messages = [{"role": "user", "content": f"{number} 😀"} for number in range(100)]
     for count in range(1, 100):
         content = json.dumps({"messages": messages[:count]}, ensure_ascii=False).encode()
-        assert Body.of([content], known).known is known
+        if known is not None:
+            assert Body.of([content], [known]).known is known
         got, known = read(content, known)
         assert got == {"messages": messages[:count]}
         assert known is not None
@@ -223,6 +227,29 @@ def test_a_body_of_many_pieces_is_known_whole() -> None:
         assert known.behind([content[:cut], content[cut:]]) == (known, b"]}")
         other = known.behind([content[:cut], b"x", content[cut:]])
         assert other is None or len(other[0].elements) == count - 1
+
+
+def test_conversations_side_by_side_are_known() -> None:
+    bodies = Bodies()
+    said: dict[str, list[Any]] = {name: [{"role": "user", "content": name}] for name in "abcd"}
+    said["b"] = [*said["a"], *said["b"]]  # begins as another one does
+    for count in range(1, 6):
+        for messages in said.values():
+            messages += [{"role": "user", "content": f"{number} ä"} for number in range(count)]
+            asked = {"messages": messages}
+            body = bodies.body("a", [json.dumps(asked).encode()], CHAT)
+            got, beginning = read_body(body, CHAT)
+            assert got == asked
+            assert beginning is not None
+            bodies.keep("a", beginning, body.earlier)
+            if count > 2:  # a short one may be taken for another with the same first message
+                assert body.known is not None
+                assert len(body.known.elements) == len(messages) - count
+    assert len(bodies._kept["a"]) == len(said)
+    assert bodies._bytes == sum(known.end for known in bodies._kept["a"])
+    assert bodies.body("a", [json.dumps(asked).encode()], Anthropic()).known is None
+    bodies.forget("a")
+    assert bodies._bytes == 0
 
 
 def test_so_much_is_kept() -> None:

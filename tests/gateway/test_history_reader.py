@@ -15,7 +15,8 @@ from abut.gateway.dialects.history_reader import HistoryReader, Reading
 from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Body, read_body
+from abut.gateway.server.body import Beginning, Body
+from abut.gateway.server.body_json import read_body
 from tests.kit.clients.dialect_edits import edited
 from tests.kit.clients.dialect_recordings import recorded, verdicts
 
@@ -36,7 +37,7 @@ class Client:
 
     def read(self, body: dict[str, Any]) -> AgentRequest | None:
         """Read a body, which has to be read as the whole of it is."""
-        content = Body.of([json.dumps(body).encode()], self.known)
+        content = Body.of([json.dumps(body).encode()], [self.known] if self.known else ())
         found, beginning = read_body(content, self.dialect)
         assert json.dumps(found) == json.dumps(json.loads(content.whole))
         like = None if beginning is None else beginning.like

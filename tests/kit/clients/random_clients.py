@@ -32,7 +32,8 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.row import RowChoice, fill, unfollowed_calls
-from abut.gateway.server.body import Bodies, read_body
+from abut.gateway.server.body import Bodies
+from abut.gateway.server.body_json import read_body
 from abut.rollout.rollout import Rollout
 from tests.kit.clients.edits import Edited, edits, some
 from tests.kit.clients.habits import compose, own, rename
@@ -355,7 +356,8 @@ class Clients(RuleBasedStateMachine):
         # Most clients write a history as they did before, so that its bytes are known.
         spells = random.Random(0) if self.spells.random() < 0.7 else self.spells
         text = json.dumps(self.spelling.body(request.body, spells)).encode()
-        body, beginning = read_body(self.bodies.body("0", [text], dialect), dialect)
+        content = self.bodies.body("0", [text], dialect)
+        body, beginning = read_body(content, dialect)
         assert body == json.loads(text)
         read = dialect.read(body, None if beginning is None else beginning.like).of_part(*part)
         whole = dialect.read(json.loads(text)).of_part(*part)
@@ -363,7 +365,7 @@ class Clients(RuleBasedStateMachine):
         if beginning is not None:
             self.figures["read on"] += beginning.like is not None
             beginning.request, beginning.like = read, None
-            self.bodies.keep("0", beginning)
+            self.bodies.keep("0", beginning, content.earlier)
         if dialect.repeats_bytes:
             return read, text
         self.check_digest(request, read.digest)

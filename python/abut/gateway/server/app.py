@@ -19,7 +19,8 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Body, json_object, read_body
+from abut.gateway.server.body import Body
+from abut.gateway.server.body_json import json_object, read_body
 from abut.gateway.server.connections import Connection
 from abut.gateway.server.exchange import (
     NAME_HEADER,
@@ -243,7 +244,7 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         if beginning is not None:
             beginning.request, beginning.like = asked, None
             if named == ledger.rollout_id:
-                registry.bodies.keep(named, beginning)
+                registry.bodies.keep(named, beginning, content.earlier)
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:

@@ -1,8 +1,8 @@
-"""The JSON of requests, each of which repeats the one before it.
+"""The bodies of requests, each of which repeats the one before it.
 
-Invariant: the result is that of `json.loads` for the whole body. Of a body that begins as an
-earlier one did, byte for byte, that part is not parsed again, and its elements are the same
-objects. An element is a message, or what a dialect has in its place.
+Invariant: of a body that begins as an earlier one did, byte for byte, that part is not parsed
+again, and its elements are the same objects. An element is a message, or what a dialect has in its
+place.
 
 The last element alone may differ from that of the earlier body: Claude Code moves a mark for a
 cache from its last message to the next.
@@ -13,36 +13,31 @@ checking it and digesting it 0.33 ms. For 501,000 bytes it is 0.05, 0.27 and 1.5
 """
 
 import hashlib
-import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import is_
 from typing import Any, NamedTuple
 
 from abut.gateway.dialects.dialect import HttpDialect, Like
 from abut.gateway.ledger.agent_call import AgentRequest
-from abut.gateway.ledger.refusal import Refusal
 
 _MOST_KEPT_BYTES = 2**28
-# Each piece costs every call one more comparison, and joining them copies the whole.
-_MOST_PIECES = 16
-_SPACE = " \t\n\r"
-_VALUE_END = (*_SPACE, ",", "}")
-_UTF8 = ("utf-8", "surrogatepass")  # as `json.loads` decodes bytes
-_value_at = json.JSONDecoder().raw_decode
+# Agents have conversations side by side, such as those of sub-agents.
+_MOST_CONVERSATIONS = 4
 
 
 class Field(NamedTuple):
     """One field of a body.
 
     Attributes:
-        text: its key and its value, as the body has them.
+        content: its key and its value, as the body has them.
+        chars: how many characters these are.
         key: its key.
         value: its value.
     """
 
-    text: str
+    content: memoryview
+    chars: int
     key: str
     value: Any
 
@@ -54,10 +49,12 @@ class Fields:
     Attributes:
         head: the fields before the elements.
         tail: the fields behind the elements.
+        end: the bytes from the end of the elements on.
     """
 
     head: dict[str, Any]
     tail: Sequence[Field]
+    end: bytes
 
 
 class BodyPiece(NamedTuple):
@@ -152,17 +149,23 @@ class Body:
         chunks: the whole body.
         known: the known beginning; None if there is none.
         rest: the bytes behind the known beginning.
+        earlier: the beginning of the earlier body that this one repeats.
     """
 
     chunks: Sequence[bytes]
     known: Beginning | None
     rest: bytes
+    earlier: Beginning | None = None
 
     @classmethod
-    def of(cls, chunks: Sequence[bytes], known: Beginning | None = None) -> "Body":
-        """Return a body, which begins with `known` if its bytes do."""
-        found = None if known is None else known.behind(chunks)
-        return cls(chunks, None, b"".join(chunks)) if found is None else cls(chunks, *found)
+    def of(cls, chunks: Sequence[bytes], kept: Iterable[Beginning] = ()) -> "Body":
+        """Return a body, which begins with the longest of some beginnings that its bytes have."""
+        best: Body | None = None
+        for earlier in kept:
+            known, rest = earlier.behind(chunks) or (None, b"")
+            if known is not None and (best is None or len(rest) < len(best.rest)):
+                best = cls(chunks, known, rest, earlier)
+        return best or cls(chunks, None, b"".join(chunks))
 
     @property
     def whole(self) -> bytes:
@@ -183,7 +186,9 @@ class Body:
 
 
 class Bodies:
-    """The last body of each rollout, up to its last element.
+    """The last body of each conversation, up to its last element.
+
+    Of a rollout, those of the four conversations in which it was asked last.
 
     Args:
         most_bytes: in all. Beyond that, the rollout that was asked longest ago is forgotten, so
@@ -193,180 +198,28 @@ class Bodies:
     def __init__(self, most_bytes: int = _MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._kept: OrderedDict[str, Beginning] = OrderedDict()
+        self._kept: OrderedDict[str, list[Beginning]] = OrderedDict()
 
     def body(self, rollout: str | None, chunks: Sequence[bytes], dialect: HttpDialect) -> Body:
         """Return a body with its known beginning, if it names a rollout that has one."""
-        known = None if rollout is None else self._kept.get(rollout)
-        return Body.of(chunks, None if known is None or known.dialect is not dialect else known)
+        kept = [] if rollout is None else self._kept.get(rollout, [])
+        return Body.of(chunks, (known for known in kept if known.dialect is dialect))
 
-    def keep(self, rollout: str, beginning: Beginning) -> None:
-        """Keep a beginning for the rollout's next body."""
+    def keep(self, rollout: str, beginning: Beginning, earlier: Beginning | None = None) -> None:
+        """Keep a beginning for the next body of the conversation.
+
+        Args:
+            rollout: of the body.
+            beginning: of it.
+            earlier: of the body before, which is forgotten.
+        """
+        kept = [known for known in self._kept.get(rollout, []) if known is not earlier]
         self.forget(rollout)
-        self._kept[rollout] = beginning
-        self._bytes += beginning.end
+        self._kept[rollout] = kept = [*kept, beginning][-_MOST_CONVERSATIONS:]
+        self._bytes += sum(known.end for known in kept)
         while self._bytes > self._most_bytes:
             self.forget(next(iter(self._kept)))
 
     def forget(self, rollout: str) -> None:
-        """Forget the beginning of a rollout."""
-        if (known := self._kept.pop(rollout, None)) is not None:
-            self._bytes -= known.end
-
-
-def read_body(body: Body, dialect: HttpDialect) -> tuple[Any, Beginning | None]:
-    """Return the JSON object of a body, and the beginning that the next one may repeat.
-
-    Raises:
-        Refusal: the body is no JSON object.
-    """
-    try:
-        beginning = _read(body, dialect)
-    except (ValueError, IndexError, RecursionError):  # json.loads says what is wrong
-        beginning = None
-    if beginning is not None:
-        return beginning.body, beginning
-    return json_object(body.whole), None
-
-
-def json_object(whole: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        Refusal: the body is no JSON object.
-    """
-    try:
-        value = json.loads(whole)
-    except UnicodeDecodeError as error:
-        raise Refusal(f"the body is no UTF-8: {error}") from None
-    except ValueError as error:
-        raise Refusal(f"the body is no JSON: {error}") from None
-    except RecursionError:
-        raise Refusal("the body is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise Refusal(f"the body must be a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _read(body: Body, dialect: HttpDialect) -> Beginning | None:
-    """Return a body up to its last element; None if it is no object with one list of elements.
-
-    Raises:
-        ValueError: it is no JSON.
-        IndexError: it ends too early.
-    """
-    known, text, key = body.known, body.rest.decode(*_UTF8), dialect.list_key
-    if known is None:
-        head, at = _head(text, key)
-        if head is None or text[at] != "[":
-            return None
-        elements: list[Any] = []
-    else:
-        head, elements, at = known.fields.head, known.elements[:], 0
-    # One by one, and not as one list: the last has to be known from the others.
-    last = (0, 0)
-    at = _behind_space(text, at)
-    while text[at] == ("," if elements else "["):
-        value, end = _value_at(text, _behind_space(text, at + 1))
-        elements.append(value)
-        last = (last[1], end)
-        at = _behind_space(text, end)
-    if text[at] != "]" or not elements:
-        return None
-    tail = _tail(text, at + 1, key, () if known is None else known.fields.tail)
-    if tail is None:
-        return None
-    same = known is not None and tail is known.fields.tail
-    fields = known.fields if known is not None and same else Fields(head, tail)
-    digest = hashlib.sha256() if dialect.repeats_bytes else None
-    before = (BodyPiece(b"", 0, 0, digest),) if known is None else known.pieces
-    pieces = _pieces(before, body.rest, text, last, len(elements))
-    like = None
-    if known is not None and known.request is not None:
-        like = Like(known.request, len(known.elements), same)
-    return Beginning(dialect, pieces, elements, fields, like)
-
-
-def _pieces(
-    known: tuple[BodyPiece, ...], rest: bytes, text: str, last: tuple[int, int], elements: int
-) -> tuple[BodyPiece, ...]:
-    """Return the pieces of a beginning.
-
-    Args:
-        known: its first pieces; an empty one if none is known.
-        rest: the bytes behind them.
-        text: of these bytes.
-        last: where the last element begins and ends in the text, with what stands before it.
-        elements: how many there are.
-    """
-    pieces, at = [*known], 0
-    begin, end = last if text.isascii() else (len(text[:place].encode(*_UTF8)) for place in last)
-    for count, place in ((elements - 1, begin), (elements, end)):
-        if content := rest[at:place]:
-            before, digest = pieces[-1], None
-            if before.digest is not None:
-                digest = before.digest.copy()
-                digest.update(content)
-            pieces.append(BodyPiece(content, count, before.end + len(content), digest))
-            at = place
-    if len(pieces) > _MOST_PIECES:
-        joined = b"".join(piece.content for piece in pieces[:-1])
-        pieces[:-1] = [pieces[-2]._replace(content=joined)]
-    return tuple(piece for piece in pieces if piece.content)
-
-
-def _head(text: str, key: str) -> tuple[dict[str, Any] | None, int]:
-    """Return the fields before the elements and where these begin; None if there are none."""
-    head: dict[str, Any] = {}
-    at = _behind_space(text, 0)
-    if text[at] != "{":
-        return None, at
-    while True:
-        name, at = _key_at(text, _behind_space(text, at + 1))
-        if name is None or name == key:
-            return (None if name is None else head), at
-        head[name], at = _value_at(text, at)
-        at = _behind_space(text, at)
-        if text[at] != ",":
-            return None, at
-
-
-def _tail(text: str, at: int, key: str, known: Sequence[Field]) -> Sequence[Field] | None:
-    """Return the fields behind the elements; None if they are no JSON, or other elements.
-
-    Args:
-        text: of the body.
-        at: where the elements end.
-        key: of the elements.
-        known: the fields of an earlier body, which are not parsed again where they are the same.
-    """
-    tail: list[Field] = []
-    while text[at := _behind_space(text, at)] == ",":
-        begin = _behind_space(text, at + 1)
-        field = known[len(tail)] if len(tail) < len(known) else None
-        at = begin + len(field.text) if field else begin
-        if field is None or not (text.startswith(field.text, begin) and text[at] in _VALUE_END):
-            name, at = _key_at(text, begin)
-            if name is None or name == key:
-                return None
-            value, at = _value_at(text, at)
-            field = Field(text[begin:at], name, value)
-        tail.append(field)
-    if text[at] != "}" or text[at + 1 :].strip(_SPACE):
-        return None
-    return known if len(tail) == len(known) and all(map(is_, tail, known)) else tail
-
-
-def _key_at(text: str, at: int) -> tuple[str | None, int]:
-    """Return a key and where its value begins; None if there is no key."""
-    key, at = _value_at(text, at)
-    at = _behind_space(text, at)
-    if not isinstance(key, str) or text[at] != ":":
-        return None, at
-    return key, _behind_space(text, at + 1)
-
-
-def _behind_space(text: str, at: int) -> int:
-    while text[at] in _SPACE:
-        at += 1
-    return at
+        """Forget the beginnings of a rollout."""
+        self._bytes -= sum(known.end for known in self._kept.pop(rollout, ()))
