@@ -22,6 +22,7 @@ TREE = {
     "TrajectoryError": ValueError,
     "SeamError": ValueError,
     "TemplateError": ValueError,
+    "ImageError": ValueError,
     "EnvError": RuntimeError,
     "InvalidAction": ValueError,
     "SamplerError": RuntimeError,

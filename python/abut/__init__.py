@@ -34,6 +34,7 @@ if typing.TYPE_CHECKING:
     from abut.agents import Agent, AgentResult, Endpoint, agent
     from abut.envs.env import AsyncEnv, Env
     from abut.envs.task import EnvPool
+    from abut.images import Image
     from abut.processor import PartsProcessor, Processor
     from abut.rollout.config import RolloutConfig
     from abut.rollout.rollout import Rollout
@@ -47,6 +48,7 @@ _MODULES = {
     "abut.agents": ("Agent", "AgentResult", "Endpoint", "agent"),
     "abut.envs.env": ("AsyncEnv", "Env"),
     "abut.envs.task": ("EnvPool",),
+    "abut.images": ("Image",),
     "abut.processor": ("PartsProcessor", "Processor"),
     "abut.rollout.config": ("RolloutConfig",),
     "abut.rollout.rollout": ("Rollout",),
@@ -79,6 +81,7 @@ __all__ = [
     "Endpoint",
     "Env",
     "EnvPool",
+    "Image",
     "InvalidAction",
     "PartsProcessor",
     "Processor",

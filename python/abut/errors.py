@@ -6,6 +6,7 @@
     ├── TrajectoryError (ValueError)     what would break the invariant of a trajectory
     ├── SeamError (ValueError)           recorded calls that do not join
     ├── TemplateError (ValueError)       a chat template that cannot be appended to exactly
+    ├── ImageError (ValueError)          an image that cannot be read or taken
     ├── EnvError (RuntimeError)          an environment that failed or returned the wrong thing
     ├── InvalidAction (ValueError)       an action that cannot be taken: the policy's fault
     ├── SamplerError (RuntimeError)      a sampler that failed or returned the wrong thing
@@ -41,6 +42,10 @@ class SeamError(AbutError, ValueError):
 
 class TemplateError(AbutError, ValueError):
     """A chat template that cannot be appended to exactly, and why."""
+
+
+class ImageError(AbutError, ValueError):
+    """An image that cannot be read, or that no conversation takes."""
 
 
 class EnvError(AbutError, RuntimeError):

@@ -6,8 +6,10 @@ them: nobody's object gets into another's hands.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
+
+from abut.images import Image
 
 Message: TypeAlias = dict[str, Any]
 
@@ -20,23 +22,25 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def is_text(content: Any) -> bool:
-    """Return whether a content is text: a string, or a list of text blocks."""
+def is_content(content: Any) -> bool:
+    """Return whether a content can be written: a string, or a list of texts and images."""
     if isinstance(content, str):
         return True
     return isinstance(content, list) and all(
         isinstance(block, Mapping)
-        and block.get("type") == "text"
-        and isinstance(block.get("text"), str)
+        and (
+            (block.get("type") == "text" and isinstance(block.get("text"), str))
+            or (block.get("type") == "image" and isinstance(block.get("image"), Image))
+        )
         for block in content
     )
 
 
-def strange_block(content: Any) -> str | None:
-    """The type of the first block that holds something else than text, an image say."""
+def strange_block(content: Any, *, known: Collection[str] = ("text",)) -> str | None:
+    """The type of the first block that is of none of the `known` ones, a video say."""
     for block in content if isinstance(content, list | tuple) else ():
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if isinstance(kind, str) and kind != "text":
+        if isinstance(kind, str) and kind not in known:
             return kind
     return None
 
@@ -70,7 +74,7 @@ def _call_with_arguments(call: Any, form: str) -> Any:
 
 
 def without_filler(message: Mapping[str, Any]) -> Message:
-    """Return the message without the keys that Arrow filled with null, also inside of its calls.
+    """Return the message without the keys that Arrow filled with null, also in calls and blocks.
 
     All rows of an Arrow column have the keys of each of them, so a call has the arguments of all
     other calls. A content of None stays: it is what stands beside calls without text.
@@ -78,6 +82,8 @@ def without_filler(message: Mapping[str, Any]) -> Message:
     said = {k: v for k, v in message.items() if v is not None or k == "content"}
     if said.get("tool_calls"):
         said["tool_calls"] = _without_none(said["tool_calls"])
+    if isinstance(said.get("content"), list | tuple):
+        said["content"] = _without_none(said["content"])
     return said
 
 
@@ -96,12 +102,12 @@ def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def json_copy(value: Any) -> Any:
-    """Return a copy in JSON values; what JSON cannot hold, a NaN among it, as text."""
+    """Return a copy in JSON values and images; what JSON cannot hold, a NaN say, as text."""
     if isinstance(value, Mapping):
         return {str(key): json_copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_copy(item) for item in value]
-    if value is None or isinstance(value, str | int):
+    if value is None or isinstance(value, str | int | Image):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)
 

@@ -84,6 +84,22 @@ class QuickProcessor(Protocol):
 
 
 @runtime_checkable
+class WritesImages(Protocol):
+    """A processor that can write images: their text is an `abut.images.Expansion` among its parts.
+
+    Attributes:
+        media_token_ids: stand for features of images. Empty: it refuses messages with images.
+        never_token_ids: must never be sampled, the media tokens among them.
+    """
+
+    @property
+    def media_token_ids(self) -> tuple[int, ...]: ...  # noqa: D102 (in the class's docstring)
+
+    @property
+    def never_token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
+
+
+@runtime_checkable
 class ToolProcessor(Protocol):
     """A processor that can show other tools to the policy than those it was made with."""
 

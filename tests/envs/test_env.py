@@ -285,13 +285,20 @@ PAIR = "Talk.step must return (env, reply), got "
         ),
         (
             (Talk(), [{"type": "image", "image": "…"}]),
-            "Talk.step replied with content of the type 'image', and abut is text only\n"
-            "hint: reply with text, or with blocks of the type 'text' alone",
+            "Talk.step replied with no image: the text '…' is not an image\n"
+            "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a "
+            "pathlib.Path or a data: URL",
+        ),
+        (
+            (Talk(), [{"type": "video", "video": b""}]),
+            "Talk.step replied with content of the type 'video', and abut takes texts and images\n"
+            "hint: reply with blocks of the types 'text' and 'image' alone",
         ),
         (
             (Talk(), [{"role": "tool", "content": [{"type": "image_url", "image_url": {}}]}]),
-            "Talk.step replied with content of the type 'image_url', and abut is text only\n"
-            "hint: reply with text, or with blocks of the type 'text' alone",
+            "Talk.step replied with no image: a block of the type 'image_url' has no 'image_url'\n"
+            "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a "
+            "pathlib.Path or a data: URL",
         ),
         (
             (Talk(), 5),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from abut.errors import SamplerError, TemplateError, TrajectoryError
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.budget import Budget
+from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
 
 USER = {"role": "user", "content": "how many?"}

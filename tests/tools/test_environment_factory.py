@@ -630,8 +630,8 @@ def test_without_get_reward_there_is_no_score(play: Any) -> None:
     assert rollout.reward is None
     assert rollout.messages[2]["content"] == "ab"
     assert play(source, call("show"), "Done.").error == (
-        "EnvError: a tool or reset returned a list that is not one of text blocks\n"
-        "hint: return a text; images are not supported"
+        "EnvError: a tool or reset returned a list that is not one of text and image blocks\n"
+        'hint: return a text, or [{"type": "image", "image": picture}, …]'
     )
 
 

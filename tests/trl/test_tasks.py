@@ -275,15 +275,15 @@ def test_the_same_config_gives_the_same_rows(called: Any) -> None:
     assert all(a != b and a.rpartition("-")[0] == b.rpartition("-")[0] for a, b in both)
 
 
-def test_an_image_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:
+def test_a_video_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:
     cls = env(Columns, got=[])
-    image = [{"type": "text", "text": "what is it?"}, {"type": "image"}]
-    with pytest.raises(ValueError, match="text only") as raised:
-        called(["a", [user("b"), {"role": "user", "content": image}]], cls)
+    video = [{"type": "text", "text": "what is it?"}, {"type": "video"}]
+    with pytest.raises(ValueError, match="texts and images") as raised:
+        called(["a", [user("b"), {"role": "user", "content": video}]], cls)
     assert not cls.got
     assert str(raised.value) == (
-        "prompt 1 has content of the type 'image', and abut is text only\n"
-        "hint: leave out rows with images and the like, or write in text what they show"
+        "prompt 1 has content of the type 'video', and abut takes texts and images\n"
+        "hint: leave out rows with videos, audio and the like, or write in text what they show"
     )
 
 

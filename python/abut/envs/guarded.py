@@ -14,8 +14,9 @@ from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.foreign import lent_by, placed, placed_in, raised_by_env
 from abut.envs.signatures import UnplayableRow, accepted_keywords, check_removed, lacks_column
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
-from abut.errors import EnvError, text_of, trace_of
-from abut.messages import is_text, json_copy, strange_block
+from abut.errors import EnvError, ImageError, text_of, trace_of
+from abut.images import IMAGE_BLOCKS, with_images
+from abut.messages import is_content, json_copy, strange_block
 
 _SET = {
     "alive": "set self.alive: True in reset, False in the step that ends the episode",
@@ -227,15 +228,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         return following, reply
     if isinstance(reply, list) and reply and all(map(_is_block, reply)):
         reply = [{"role": "user", "content": reply}]
-    for message in reply if isinstance(reply, list) else ():
-        block = strange_block(message.get("content") if isinstance(message, dict) else None)
-        if block is not None:
-            raise placed_in(
-                env,
-                method,
-                f"{name} replied with content of the type {block!r}, and abut is text only",
-                "reply with text, or with blocks of the type 'text' alone",
-            )
+    if isinstance(reply, list):
+        reply = [_with_images(env, method, message) for message in reply]
     if not isinstance(reply, list) or not all(_is_message(message) for message in reply):
         raise placed_in(env, method, *_no_reply(name, reply))
     # A copy: the environment may use its message again for the next turn.
@@ -245,6 +239,26 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         raise placed(
             EnvError(f"{name} replied with a message that raised {text_of(error)}"), trace_of(error)
         ) from error
+
+
+def _with_images(env: Any, method: str, message: Any) -> Any:
+    """Return a message whose images are read; they are decoded here, once."""
+    if not isinstance(message, dict):
+        return message
+    name, content = f"{type(env).__name__}.{method}", message.get("content")
+    block = strange_block(content, known=("text", *IMAGE_BLOCKS))
+    if block is not None:
+        raise placed_in(
+            env,
+            method,
+            f"{name} replied with content of the type {block!r}, and abut takes texts and images",
+            "reply with blocks of the types 'text' and 'image' alone",
+        )
+    try:
+        read = with_images(content)
+    except ImageError as error:
+        raise placed_in(env, method, f"{name} replied with no image: {error}") from error
+    return message if read is content else {**message, "content": read}
 
 
 def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
@@ -360,7 +374,7 @@ def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
-        and is_text(message.get("content"))
+        and is_content(message.get("content"))
     )
 
 

@@ -27,7 +27,8 @@ from abut.nemo_gym.run_request import RunSession, expected_of, run_request
 from abut.nemo_gym.run_result import RunResult, is_in_ledger, read_result, unheard
 from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.processor import PartsProcessor
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.budget import Budget
+from abut.rollout.conversation import Conversation
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.template.processor import ChatTemplateProcessor
 

@@ -23,8 +23,9 @@ from abut.concurrency.process_limits import rarer_collections, thread_limit
 from abut.concurrency.slots import Slots
 from abut.errors import EnvError, SamplerError
 from abut.processor import PartsProcessor
+from abut.rollout.budget import Budget, budget_of
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget, Conversation, budget_of
+from abut.rollout.conversation import Conversation
 from abut.rollout.env_loops import INTERRUPTED_CLOSE_S, EnvClosing, EnvLoops
 from abut.rollout.failures import Failures
 from abut.rollout.setup_warnings import SetupWarnings

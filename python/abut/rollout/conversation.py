@@ -23,38 +23,20 @@ from numpy.typing import NDArray
 
 from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import SamplerError, TrajectoryError
+from abut.images import ImageSpan, with_images
 from abut.messages import Message, texts_of
 from abut.parts import Part, Sampled
-from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings
-from abut.rollout.config import RolloutConfig
+from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings, WritesImages
+from abut.rollout.budget import Allowance, Budget
+from abut.rollout.image_spans import images_before, written_images
 from abut.rollout.rollout import StopReason, TurnRecord
 from abut.rollout.sampled_text import Ids, end_of_turn, positions_of, sampled_text
+from abut.samplers.sampler import SampleRequest
 
 # How many characters the encoders manage in about half a millisecond.
 _QUICK_CHARS = {"fast": 2**14, "hf": 2**10}
 _QUICK_TOKENS = 2048
 _OF_POLICY_OR_DEVELOPER = ("system", "developer", "assistant")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How many tokens a conversation may have; None is no limit."""
-
-    max_completion_tokens: int | None = None
-    """Behind the prompt, sampled or not."""
-    max_context_tokens: int | None = None
-    """Prompt and completion."""
-    max_turn_tokens: int | None = None
-    """Sampled in one turn."""
-
-
-class Allowance(NamedTuple):
-    """How long the next turn may be."""
-
-    tokens: int
-    """Less than 1 if there is no next turn; `sys.maxsize` if nothing bounds it."""
-    reason: StopReason
-    """The limit that would end the conversation."""
 
 
 class WrittenParts(NamedTuple):
@@ -99,6 +81,8 @@ class Conversation:
         messages: all of them, the policy's own turns with their text as it was sampled.
         turns: those of the policy.
         seams: the kind of each seam, and whether it is exact.
+        images: those that are written, in order, and where their tokens are.
+        never_token_ids: must not be sampled, because they stand for images.
         control_spellings: how often users, tools and the environment have spelled each control
             token; no spelling became one.
     """
@@ -127,6 +111,10 @@ class Conversation:
         self.messages: list[Message] = []
         self.turns: list[PolicyTurn] = []
         self.seams: list[tuple[str, bool]] = []
+        self.images: list[ImageSpan] = []
+        writer = processor if isinstance(processor, WritesImages) else None
+        self._media = () if writer is None else writer.media_token_ids
+        self.never_token_ids = () if writer is None else writer.never_token_ids
         self.control_spellings: dict[str, int] = {}
         if isinstance(processor, ToolSpellings):
             self.control_spellings.update(processor.tool_spellings)
@@ -144,7 +132,11 @@ class Conversation:
         Args:
             messages: to keep.
             parts: the parts that are about to be written of them.
+
+        Raises:
+            ImageError: a message has an image that cannot be read.
         """
+        messages = [_with_images(message) for message in messages]
         self.messages += messages
         written = iter(parts)
         for message in messages:
@@ -197,6 +189,26 @@ class Conversation:
         self._require_written()
         return self.trajectory.request()
 
+    def sample_request(
+        self, *, max_tokens: int, seed: int, rollout_id: str, turn: int, stop: tuple[str, ...] = ()
+    ) -> SampleRequest:
+        """Return the request for its next turn, whose arguments are those of `SampleRequest`.
+
+        Raises:
+            TrajectoryError: as `request`.
+        """
+        return SampleRequest(
+            self.request(),
+            max_tokens,
+            self.stop_token_ids,
+            seed,
+            rollout_id,
+            turn,
+            stop,
+            images=tuple(self.images),
+            never_token_ids=self.never_token_ids,
+        )
+
     @property
     def allowance(self) -> Allowance:
         """The length that the next turn may have, and the limit that would end the conversation."""
@@ -221,9 +233,16 @@ class Conversation:
 
         Raises:
             TrajectoryError: the sample cannot be one for that request.
-            SamplerError: the stop string is not in its text, and the conversation is over.
+            SamplerError: a token stands for an image; or the stop string is not in its text, and
+                the conversation is over.
         """
         self._require_written()
+        if self.never_token_ids and (drawn := positions_of(ids, self.never_token_ids)):
+            token = self._tokenizer.decode(ids[drawn[0] : drawn[0] + 1])
+            raise SamplerError(
+                f"turn {len(self.turns)}: {token!r} was sampled, which only stands for an image\n"
+                "hint: a sampler must keep SampleRequest.never_token_ids from being drawn"
+            )
         start = len(self.trajectory)
         seam = self._add_seam(self.trajectory.append_sampled(ids, logprobs))
         self._sampled, self._stops = ids, positions_of(ids, self.stop_token_ids)
@@ -307,6 +326,7 @@ class Conversation:
             messages, seams, sampled = 0, 0, ()
         other.note(self.messages[:messages])
         other.turns, other.seams = self.turns[:kept], self.seams[:seams]
+        other.images = images_before(self.images, at)
         other._written = min(self._written, messages)
         other._sampled, other._stops = sampled, positions_of(sampled, self.stop_token_ids)
         return other
@@ -351,7 +371,10 @@ class Conversation:
     def _write(
         self, parts: list[Part], provenance: Literal["prompt", "env", "close"]
     ) -> WrittenParts:
+        before = len(self.trajectory)
         seam = self.trajectory.append_parts(parts, provenance=provenance)
+        if self._media:
+            self.images += written_images(parts, seam, before, self._media)
         return WrittenParts(parts, self._add_seam(seam))
 
     def _add_seam(self, seam: Seam) -> Seam:
@@ -359,22 +382,6 @@ class Conversation:
         return seam
 
 
-def budget_of(config: RolloutConfig, holds: int | None) -> Budget:
-    """The budget of one conversation.
-
-    Args:
-        config: its limits.
-        holds: how many tokens the sampler can hold; None: it does not say.
-
-    Raises:
-        ValueError: nothing bounds it.
-    """
-    context = config.max_context_tokens
-    if holds is not None and (context is None or holds < context):
-        context = holds
-    if config.max_completion_tokens is None and context is None:
-        raise ValueError(
-            "nothing bounds a rollout: neither RolloutConfig nor the sampler has a limit\n"
-            "hint: RolloutConfig(max_completion_tokens=2048)"
-        )
-    return Budget(config.max_completion_tokens, context, config.max_turn_tokens)
+def _with_images(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": with_images(content)} if isinstance(content, list) else message

@@ -20,8 +20,8 @@ from abut.errors import RolloutError
 from abut.pickling import stays
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch, EngineParts
+from abut.rollout.budget import Budget, budget_of
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget, budget_of
 from abut.rollout.failures import Failures
 from abut.rollout.player import Played, loop_of_players
 from abut.rollout.rollout import Rollout

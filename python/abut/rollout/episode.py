@@ -19,10 +19,18 @@ from abut.concurrency.threads import THREADS
 from abut.envs.foreign import placed
 from abut.envs.source import task_envs
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError, SamplerError, TemplateError, TokenizerError, TrajectoryError
+from abut.errors import (
+    EnvError,
+    ImageError,
+    SamplerError,
+    TemplateError,
+    TokenizerError,
+    TrajectoryError,
+)
 from abut.messages import Message, container_copy
 from abut.rollout.batch import Batch
-from abut.rollout.conversation import Allowance
+from abut.rollout.budget import Allowance
+from abut.rollout.image_spans import images_before
 from abut.rollout.live_env import Answer, LiveEnv
 from abut.rollout.player import AnyEpisode, player_of
 from abut.rollout.rollout import Rollout, StopReason
@@ -32,7 +40,7 @@ T = TypeVar("T")
 
 
 # The errors of one rollout. Any other is the sampler's failure or a defect, and ends the batch.
-_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError)
+_ROLLOUT_ERRORS = (EnvError, TokenizerError, TemplateError, ImageError)
 
 
 class Episode:
@@ -124,7 +132,7 @@ class Episode:
             messages.append(_empty_turn())  # nobody has said anything, so the policy begins
         try:
             self._conversation.open(messages)
-        except TemplateError as error:
+        except (TemplateError, ImageError) as error:
             raise self._env.unwritable("reset", error, said) from error
 
     async def _turn(self, clock: TimeLimit) -> bool:
@@ -137,10 +145,8 @@ class Episode:
         """Sample one turn; returns what was sampled, and the seconds that it took."""
         left, reason = self._allowance()
         turn = len(self.rollout.turns)
-        request = SampleRequest(
-            prompt_ids=self._conversation.request(),
+        request = self._conversation.sample_request(
             max_tokens=left,
-            stop_token_ids=self._conversation.stop_token_ids,
             seed=sample_seed(self._config.seed, self._task, self._attempt, turn),
             rollout_id=self._task.rollout_id,
             turn=turn,
@@ -223,7 +229,7 @@ class Episode:
             self._conversation.note([_empty_turn()])
         try:
             self._conversation.reply()
-        except TemplateError as error:
+        except (TemplateError, ImageError) as error:
             raise self._env.unwritable("step", error, answer.messages) from error
         left, reason = self._allowance()
         if left < 1:
@@ -254,6 +260,7 @@ class Episode:
             rollout.columns = trajectory.columns()
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
             rollout.provenance = trajectory.provenance[:length]
+            rollout.images = images_before(self._conversation.images, length)
         rewards = rollout.step_rewards
         if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
             rewards.pop()  # there was no action, so the env's last step is that of the turn before

@@ -32,7 +32,8 @@ from abut.envs.guarded import (
     own_loop,
 )
 from abut.envs.task import EnvPool, RolloutTask
-from abut.errors import EnvError, TemplateError
+from abut.errors import EnvError, ImageError, TemplateError
+from abut.images import images_of
 from abut.messages import Message
 from abut.rollout.batch import Batch
 
@@ -209,24 +210,30 @@ class LiveEnv:
         return place_of(self._guarded.env, method) if self._guarded.env is not None else ""
 
     def unwritable(
-        self, method: str, error: TemplateError, messages: Sequence[Message]
+        self, method: str, error: TemplateError | ImageError, messages: Sequence[Message]
     ) -> Exception:
         """Return the error of a reply that the template cannot write.
 
-        A role that no template knows is the environment's mistake. Any other message may be fine,
-        and the template too narrow, so the template's error is returned as it is.
+        A role that no template knows is the environment's mistake, and so is an image that the
+        template does not write. Any other message may be fine, and the template too narrow, so the
+        template's error is returned as it is.
         """
         strange = [m["role"] for m in messages if m["role"] not in _ROLES]
-        if not strange or self._guarded.env is None:
+        pictured = [m["role"] for m in messages if images_of(m.get("content"))]
+        if not (strange or pictured) or self._guarded.env is None:
             return error
         name = f"{type(self._guarded.env).__name__}.{method}"
+        at = place_of(self._guarded.env, method)
+        if not strange:
+            said = f"{name} replied with an image in a message of the role {pictured[0]!r}: {error}"
+            return placed(EnvError(said), at)
         what, _, _ = str(error).partition("\nhint: ")
         return placed(
             EnvError(
                 f"{name} replied with the role {strange[0]!r}, and {what}\n"
                 "hint: an environment's messages have the role 'user' or 'tool'"
             ),
-            place_of(self._guarded.env, method),
+            at,
         )
 
     def end(self) -> None:

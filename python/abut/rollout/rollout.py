@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Columns
+from abut.images import ImageSpan
 from abut.messages import Message
 from abut.samplers.sampler import Sample
 
@@ -136,6 +137,8 @@ class Branch:
     """Its own ones, which `columns` holds behind the prompt."""
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
     """Of a fork: the turns before its own, which `columns` holds in the prompt."""
+    images: Sequence[ImageSpan] = ()
+    """The images in `columns`, in order; their tokens are counted from the prompt's first one."""
 
     @property
     def before(self) -> list[float | None]:
@@ -155,6 +158,8 @@ class Rollout:
     """One code per token of `columns`, prompt and completion; see `abut.trajectory.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
     """The prompt of the first request; None if there was no request."""
+    images: Sequence[ImageSpan] = ()
+    """As in `Branch`, of the row. An image behind the last sampled token is not part of it."""
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The tokens that an agent sampled outside the conversation that became the row."""
     name: str | None = None
@@ -214,6 +219,7 @@ class Rollout:
             trained=self.row_trained,
             turns=self.turns,
             turns_before=self.turns_before,
+            images=self.images,
         )
 
     @property

@@ -10,7 +10,7 @@ from statistics import median
 
 from abut.envs.task import RolloutTask
 from abut.notices import Once
-from abut.rollout.conversation import Budget
+from abut.rollout.budget import Budget
 from abut.rollout.rollout import BranchCause, Rollout, StopReason
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from abut.samplers.sampler import (
     BatchSampler,
     BoundedSampler,
     ForgettingSampler,
+    ImageSampler,
     Sample,
     Sampler,
     SampleRequest,
@@ -142,6 +143,7 @@ class EngineSampler:
             self._one_turn = sampler
         self._bounded = sampler if isinstance(sampler, BoundedSampler) else None
         self._forgetting = sampler if isinstance(sampler, ForgettingSampler) else None
+        self._takes_images = isinstance(sampler, ImageSampler) and sampler.takes_images
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -164,7 +166,17 @@ class EngineSampler:
         return own if isinstance(own, AbstractAsyncContextManager) else nullcontext()
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Sample one turn."""
+        """Sample one turn.
+
+        Raises:
+            TypeError: it has images, and the sampler does not take them.
+        """
+        if request.images and not self._takes_images:
+            raise TypeError(
+                f"{request.where} has images, and {type(self._sampler).__name__} takes none\n"
+                "hint: sample with a sampler whose takes_images is True, such as "
+                "TransformersSampler(…, images=ImageProcessor(hf_processor))"
+            )
         return await self._one_turn.sample(request)
 
     def serve(self, done: Future[Any], at_most: Callable[[], int]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import SamplerError
+from abut.images import ImageSpan
 
 Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -34,6 +35,11 @@ class SampleRequest:
     stop: tuple[str, ...] = ()
     """A sample that spells one of these ends with the token that completes it; so does one that
     spells a stop string of the sampler's own settings."""
+    images: tuple[ImageSpan, ...] = ()
+    """All images in `prompt_ids`, in order: their tokens stand there already. Only an
+    `ImageSampler` with `takes_images` gets any."""
+    never_token_ids: tuple[int, ...] = ()
+    """Tokens that must not be drawn: their probability is 0, in the logprobs too."""
 
     @property
     def where(self) -> str:
@@ -97,6 +103,16 @@ class BoundedSampler(Protocol):
     @property
     def max_context_tokens(self) -> int | None:
         """May be None until the sampler has learned it; read before each turn."""
+        ...
+
+
+@runtime_checkable
+class ImageSampler(Protocol):
+    """A sampler that says whether it honours `SampleRequest.images` and `never_token_ids`."""
+
+    @property
+    def takes_images(self) -> bool:
+        """False, and a sampler without it: a request with images is a `TypeError`."""
         ...
 
 

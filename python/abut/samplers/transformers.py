@@ -23,6 +23,7 @@ from abut.samplers.forward_passes import (
     is_sharded,
     next_logits,
 )
+from abut.samplers.image_inputs import ImageInputs, image_inputs, never_drawn
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingKeywords, settings_of
 from abut.samplers.stop_strings import Spelled, StopStrings
@@ -84,6 +85,8 @@ class TransformersSampler:
         unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
             (as `GRPOTrainer` does it for sharded models).
         tokenizer: finds the stop strings of requests; without it those are refused.
+        images: an `abut.template.ImageProcessor` of the model; without it requests with images are
+            refused.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
             (more settings of `transformers.GenerationConfig`), as in `SamplingSettings`.
 
@@ -99,6 +102,7 @@ class TransformersSampler:
         max_batch: int = 256,
         unwrap: Callable[[], AbstractContextManager[Any]] | None = None,
         tokenizer: Tokenizer | None = None,
+        images: ImageInputs | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> None:
         settings = settings_of(sampling)
@@ -123,11 +127,17 @@ class TransformersSampler:
         self._settings = replace(settings, **off, generation_kwargs=more)
         self._max_batch = max_batch
         self._tokenizer = tokenizer
+        self._images = images
         self._unwrap = unwrap or (lambda: nullcontext(model))
         self._stack: ExitStack | None = None
         self._plain: Any = None
         self._in_step = False
         self._batches: Batches | None = None  # not tried yet
+
+    @property
+    def takes_images(self) -> bool:
+        """True if it has an image processor."""
+        return self._images is not None
 
     def __enter__(self) -> Self:
         """Hold the plain model, in eval mode, for a batch of rollouts."""
@@ -229,6 +239,8 @@ class TransformersSampler:
             input_ids[row, longest - len(request.prompt_ids) :] = request.prompt_ids
             attention_mask[row, longest - len(request.prompt_ids) :] = 1
         device = self._plain.device
+        ids = torch.from_numpy(input_ids).to(device)
+        mask = torch.from_numpy(attention_mask).to(device)
         stops = self._stop_strings(requests)
         draw = _Draw([request.seed for request in requests], device)
         # What is None here would be taken from the model's own generation config.
@@ -252,11 +264,12 @@ class TransformersSampler:
         # Weights that FSDP gathers in inference mode could not be trained afterwards.
         with torch.no_grad() if self._in_step else torch.inference_mode():
             output_ids = self._plain.generate(
-                input_ids=torch.from_numpy(input_ids).to(device),
-                attention_mask=torch.from_numpy(attention_mask).to(device),
+                input_ids=ids,
+                attention_mask=mask,
+                **image_inputs(self._images, requests, ids, mask, in_step=self._in_step),
                 generation_config=config,
                 logits_processor=LogitsProcessorList(
-                    [*self._warpers(torch.from_numpy(attention_mask).to(device)), draw]
+                    [*never_drawn(requests, device), *self._warpers(mask), draw]
                 ),
                 stopping_criteria=StoppingCriteriaList([stops] if stops else []),
                 # transformers would sync whole models as well, where DeepSpeed gathered them.

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from abut.errors import TemplateError
+from abut.images import Image, images_of, is_block, with_images
 from abut.messages import Message
 from abut.parts import Content, Part, Scaffold
 from abut.template.turn_layout import WITH_TEMPLATE
 
 Plan: TypeAlias = tuple[str | int, ...]
+
+_IMAGE = {"type": "image"}  # all that a template gets of an image
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Masked:
     those that stand for a `tool_call_id`, `names` of those that stand for the name of a tool. The
     others stand for control tokens that are spelled elsewhere in it, say in a tool's name: the
     values of other keys are the caller's and go through as they are, but mint nothing.
+
+    `images` are those of the messages, in order: the template writes one placeholder for each.
     """
 
     messages: list[Message]
@@ -39,6 +44,7 @@ class Masked:
     contents: frozenset[int]
     ids: frozenset[int]
     names: frozenset[int] = frozenset()
+    images: tuple[Image, ...] = ()
 
     def shape(self) -> str | None:
         """Return a key that conversations share if they differ in contents, ids and names alone.
@@ -127,9 +133,11 @@ def mask(
     `names` the name of a tool gets one too, the same one wherever that name stands.
 
     Raises:
-        TemplateError: a message is not a dict with a role, or its content is not text.
+        TemplateError: a message is not a dict with a role, or its content is not text and images.
+        ImageError: an image cannot be read.
     """
     placeholders: list[str] = []
+    images: list[Image] = []
     texts: list[str] = []
     message_of: list[int] = []
     contents: set[int] = set()
@@ -172,7 +180,11 @@ def mask(
             elif isinstance(value, str):
                 copy[key] = content(value)
             else:
-                copy[key] = [{**block, "text": content(block["text"])} for block in value]
+                images += images_of(blocks := with_images(value))
+                copy[key] = [
+                    {**block, "text": content(block["text"])} if "text" in block else _IMAGE
+                    for block in blocks
+                ]
         masked.append(copy)
     return Masked(
         masked,
@@ -182,6 +194,7 @@ def mask(
         frozenset(contents),
         frozenset(ids),
         frozenset(named),
+        tuple(images),
     )
 
 
@@ -207,7 +220,7 @@ def _is_name(message: Message, control: re.Pattern[str]) -> bool:
 
 
 def check_message(message: object, k: int) -> None:
-    """Raise `TemplateError` unless it is a message whose content is text.
+    """Raise `TemplateError` unless it is a message whose content is text and images.
 
     An assistant message that calls tools may have none.
     """
@@ -219,13 +232,7 @@ def check_message(message: object, k: int) -> None:
     value = message.get("content")
     if isinstance(value, str) or (value is None and message.get("tool_calls")):
         return
-    if isinstance(value, list | tuple) and all(
-        isinstance(block, dict)
-        and block.get("type") == "text"
-        and isinstance(block.get("text"), str)
-        and set(block) == {"type", "text"}
-        for block in value
-    ):
+    if isinstance(value, list | tuple) and all(map(is_block, value)):
         return
     raise TemplateError(
         f"message {k} ({message['role']}): content={value!r} is not text\n"

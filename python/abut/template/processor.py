@@ -18,10 +18,12 @@ from abut.messages import Message
 from abut.parts import Part, Sampled, Scaffold, veiled
 from abut.pretrained import tokenizer_of
 from abut.template.calls.parser import tool_call_parser
+from abut.template.image_processor import ImageProcessor
 from abut.template.increment import Increment, as_rendered, changed_content
 from abut.template.mask import Layout, Masked, Plan, free_stem, json_or_none, layout_of, mask
+from abut.template.placed_images import prove_roles, with_expansions
 from abut.template.prover import Prover
-from abut.template.rendering import Rendering
+from abut.template.rendering import Rendering, check_variables
 from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
 from abut.template.thinking import ThinkingFormat, after_user, find_thinking
 from abut.template.turn_layout import quote_difference, user
@@ -31,12 +33,6 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 _REMEMBERED = 1024  # shapes and openings; a run has a few shapes, and one opening for each prompt
 _PROOFS = ("_increments", "_for_all_names", "_by_layout", "_opening_plans")
-# What `apply_chat_template` takes besides variables, and abut gives it or must not.
-_GIVEN = frozenset(
-    {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
-    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"tokenize", "tokenizer_kwargs", "truncation"}
-)
 
 
 class ChatTemplateProcessor:
@@ -56,6 +52,9 @@ class ChatTemplateProcessor:
         tool_spellings: how often the definitions of its tools spell each control token.
         text_joints: by role, what stands between two text blocks in the prompt; None where blocks
             are not written as one string would be.
+        images: writes images; None: they are refused.
+        media_token_ids: as of `images`, empty without.
+        never_token_ids: as of `images`, empty without.
     """
 
     report: TemplateReport
@@ -69,6 +68,7 @@ class ChatTemplateProcessor:
         *,
         tools: Sequence[Any] | None = None,
         chat_template: str | None = None,
+        images: ImageProcessor | None = None,
         **chat_template_kwargs: Any,
     ) -> None:
         """Render the probes and prove the increment of a user message.
@@ -77,17 +77,15 @@ class ChatTemplateProcessor:
             hf_tokenizer: a transformers tokenizer, or a multimodal processor that holds one.
             tools: functions or JSON schemas, as for `apply_chat_template`.
             chat_template: a Jinja template, or the name of one; None: the tokenizer's own.
+            images: of the same model; None refuses messages with images.
             **chat_template_kwargs: variables for the template, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: there is no template, or it cannot be appended to exactly.
+            TemplateError: there is no template, or it cannot be appended to exactly; with `images`,
+                also if it does not write the images of users so.
             TypeError: a variable that is an argument of `apply_chat_template`, which abut gives.
         """
-        if taken := sorted(_GIVEN & chat_template_kwargs.keys()):
-            raise TypeError(
-                f"{taken[0]}= is no variable for a template: abut decides it itself\n"
-                "hint: pass only what the template reads, such as enable_thinking=False"
-            )
+        check_variables(chat_template_kwargs)
         hf_tokenizer = tokenizer_of(hf_tokenizer)
         if chat_template is None and not hf_tokenizer.chat_template:
             raise TemplateError(
@@ -108,7 +106,10 @@ class ChatTemplateProcessor:
         self._openings: dict[str, list[Part]] = {}
 
         eos = hf_tokenizer.eos_token
-        self._prover = Prover(self._render, None if eos is None else str(eos))
+        self.images = images
+        self.media_token_ids = () if images is None else images.media_token_ids
+        self.never_token_ids = () if images is None else images.never_token_ids
+        self._prover = Prover(self._render, eos and str(eos), with_images=images is not None)
         self._end = self._prover.answer_end
         increment = self._proved(self._masked([user()]))
         closed = self._render([user()], add_generation_prompt=False)
@@ -130,6 +131,10 @@ class ChatTemplateProcessor:
             opened=self.thinking.opened,
         )
         self._parse_tool_calls: Parse | None = None
+        if images is not None:
+            roles, notes = prove_roles(self.opening, self.increment)
+            notes = (*self.report.notes, *notes)
+            self.report = replace(self.report, image_roles=roles, notes=notes)
 
     def with_tools(
         self, tools: Sequence[Any] | None, **chat_template_kwargs: Any
@@ -139,7 +144,8 @@ class ChatTemplateProcessor:
         Raises:
             TemplateError: as the constructor.
         """
-        changed = {**self._render.options, "tools": tools, **chat_template_kwargs}
+        changed = {**self._render.options, "tools": tools, "images": self.images}
+        changed |= chat_template_kwargs
         return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
@@ -187,7 +193,7 @@ class ChatTemplateProcessor:
             self._opening_plans.clear()
         else:
             raise changed_content(messages, masked, self._opening_plan(masked), self._render)
-        parts = self._render.typed(parts)
+        parts = with_expansions(self._render.typed(parts), masked.images, self.images, messages)
         _remember(self._openings, key, parts)
         return list(parts)
 
@@ -234,7 +240,8 @@ class ChatTemplateProcessor:
             parts = proved.with_contents([message["content"] for message in messages])
         else:
             parts = proved.parts(self._render, messages, masked)
-        return self._render.typed(parts)
+        images = () if masked is None else masked.images
+        return with_expansions(self._render.typed(parts), images, self.images, messages)
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
         """Return whether `increment` renders nothing for such messages: only abut's code runs."""

@@ -10,7 +10,7 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from abut.errors import TemplateError
-from abut.messages import Message
+from abut.messages import Message, texts_of
 from abut.template.increment import Increment, find_rules
 from abut.template.mask import Masked, not_written
 from abut.template.rendering import Rendering
@@ -30,6 +30,7 @@ from abut.template.turn_layout import (
 
 _SYSTEM = "abutSystem"
 _BESIDE = "abutReasoning"
+_SEEN = {"type": "text", "text": "abutSeen"}
 _EARLIER: Message = {
     "role": "tool",
     "name": "abutEarlierTool",
@@ -59,14 +60,21 @@ class Prover:
         inside: the control tokens inside turns, none of which may be a stop token.
     """
 
-    def __init__(self, rendering: Rendering, eos: str | None) -> None:
+    def __init__(self, rendering: Rendering, eos: str | None, *, with_images: bool = False) -> None:
         """Find how an answer ends.
+
+        Args:
+            rendering: of the template.
+            eos: the EOS token of the tokenizer.
+            with_images: prove increments behind histories with images as well. A template may
+                count them: "Picture 2".
 
         Raises:
             TemplateError: no control token ends it.
         """
         self._rendering = rendering
         self._eos = eos
+        self._with_images = with_images
         self._last = rendering.after_turn([user()], PLAIN, [], add_generation_prompt=False)
         self.generation_prompt = self._generation_prompt()
         said = user("abutSaid")
@@ -227,7 +235,7 @@ class Prover:
             last,
             of_calls=self._tokens_of_calls(layout, new),
             stops=stops,
-            contents=[str(message.get("content") or "") for message in new],
+            contents=[text for message in new for text in texts_of(message)],
             what=roles(new),
         )
 
@@ -280,6 +288,12 @@ class Prover:
         yield _History([*turn, _EARLIER, _EARLIER], thought)
         for key in REASONING_KEYS:
             yield _History([user()], keys={key: _BESIDE})
+        if self._with_images:
+            seen: Message = {"role": "user", "content": [{"type": "image"}, _SEEN]}
+            seen_twice: Message = {"role": "user", "content": [_SEEN, *[{"type": "image"}] * 2]}
+            yield _History([seen])
+            yield _History([*turn, seen_twice])
+            yield _History([seen, assistant(), seen_twice, assistant(), user()])
         if self._calling is not None:
             call, _ = self._calling.turn([_EARLIER], "abut")
             called = [user(), call, _EARLIER]
@@ -308,5 +322,5 @@ def _ends_on(tail: str, first: str, marker: str, new: Sequence[Message]) -> bool
     """
     before, found, _ = tail.partition(marker)
     before = before[: len(commonprefix([before, first]))]
-    contents = [str(message.get("content") or "") for message in new]
+    contents = [text for message in new for text in texts_of(message)]
     return bool(found) and new[-1]["role"] == "tool" and all(text in before for text in contents)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from abut.errors import MissingExtraError, TemplateError
+from abut.images import IMAGE_BLOCKS
 from abut.messages import Message, texts_of, with_arguments
 from abut.parts import Part
 from abut.template.mask import free_stem
@@ -25,6 +26,12 @@ _SANDBOX = (
     "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which they "
     "change no lists; in the template, write `x.ids = x.ids + [id]` for `x.ids.append(id)` and "
     "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one: " + WITH_TEMPLATE
+)
+# What `apply_chat_template` takes besides variables, and abut gives it or must not.
+_GIVEN = frozenset(
+    {"add_generation_prompt", "continue_final_message", "conversation", "max_length"}
+    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
 )
 _WORDS = ("abutWritten", "abutBehind")
 
@@ -195,7 +202,10 @@ class Rendering:
         if message.get("role") == "developer" and not self.has_developer:
             message = {**message, "role": "system"}  # the older name of the same role
         content = message.get("content")
-        if isinstance(content, list | tuple) and message.get("role") in self.in_strings:
+        if isinstance(content, list | tuple) and not all(map(_is_text, content)):
+            # A template tells an image by the type, and never sees the picture.
+            content = [block if _is_text(block) else {"type": "image"} for block in content]
+        elif isinstance(content, list | tuple) and message.get("role") in self.in_strings:
             content = "\n".join(texts_of(message))  # as vLLM does
         if isinstance(content, str) and message.get("role") in self.in_blocks:
             content = [_block(content)]
@@ -259,6 +269,23 @@ class Rendering:
             return joint if is_one_text else None
         except TemplateError:
             return None
+
+
+def check_variables(given: Mapping[str, Any]) -> None:
+    """Refuse variables for a template that are arguments of `apply_chat_template`.
+
+    Raises:
+        TypeError: names one.
+    """
+    if taken := sorted(_GIVEN & given.keys()):
+        raise TypeError(
+            f"{taken[0]}= is no variable for a template: abut decides it itself\n"
+            "hint: pass only what the template reads, such as enable_thinking=False"
+        )
+
+
+def _is_text(block: Any) -> bool:
+    return not isinstance(block, Mapping) or block.get("type") not in IMAGE_BLOCKS
 
 
 def _block(text: str) -> dict[str, str]:

@@ -85,6 +85,8 @@ class TemplateReport:
             the answer's or the generation prompt's own. A trajectory keeps it all the same.
         notes: changes that the template would have made in the past, and messages that it does not
             take; one sentence each.
+        image_roles: the roles in whose messages it writes images, where it was given an
+            `ImageProcessor`; `notes` say why not in those of others.
     """
 
     separator: str
@@ -93,6 +95,7 @@ class TemplateReport:
     stop_tokens: tuple[str, ...]
     history_thinking: Literal["kept", "stripped"]
     notes: tuple[str, ...]
+    image_roles: tuple[str, ...] = ()
 
 
 def probe(

@@ -20,12 +20,13 @@ from abut.envs.signatures import check_removed, lacks_column, named_keywords
 from abut.envs.source import BoundSource, TaskEnvs, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
+from abut.images import image_content, images_of
 from abut.messages import Message
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat
 from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name
 from abut.tools.tool_messages import ToolAnswers, spoken_messages
-from abut.tools.toolbox import Function, Toolbox, ToolFaults, ToolRules, ToolTexts
+from abut.tools.toolbox import Function, Result, Toolbox, ToolFaults, ToolRules, ToolTexts
 
 _NO_TOOLS = ("reset", "get_reward")
 
@@ -175,7 +176,7 @@ class EnvironmentFactory:
                     cause = error.__cause__ or error
                     raise lacks_column(environment.reset, what, task, cause) or error from cause
                 last = _history_and_last(task)[1]
-                content = last["content"] + ("" if said is None else _text(said))
+                content = _joined(last["content"], "" if said is None else _content(said))
                 return [{**last, "content": content}] if content else ""
 
             async def score(messages: list[Message]) -> float | None:
@@ -206,7 +207,8 @@ def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:
     history = list(task.messages)
     if not any(message["role"] == "user" for message in history):
         return history, {"role": "user", "content": question_of(task)}
-    if history[-1]["role"] == "user" and isinstance(history[-1].get("content"), str):
+    last = history[-1].get("content")
+    if history[-1]["role"] == "user" and (isinstance(last, str) or images_of(last)):
         return history[:-1], history[-1]
     return history, {"role": "user", "content": ""}
 
@@ -228,20 +230,29 @@ def _bound(made: type, name: str) -> Function:
     return types.MethodType(function, made)
 
 
-def _text(value: Any) -> str:
+def _content(value: Any) -> Result:
     """Return a result as TRL writes it: a list is one of content blocks, all else is its `str`."""
+    if (content := image_content(value)) is not None:
+        return content
     if not isinstance(value, list):
         return str(value)
     if not all(isinstance(b, dict) and isinstance(b.get("text"), str) for b in value):
         raise EnvError(
-            "a tool or reset returned a list that is not one of text blocks\n"
-            "hint: return a text; images are not supported"
+            "a tool or reset returned a list that is not one of text and image blocks\n"
+            'hint: return a text, or [{"type": "image", "image": picture}, …]'
         )
     return "".join(block["text"] for block in value)
 
 
+def _joined(first: Result, second: Result) -> Result:
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    blocks = [[{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second)]
+    return [block for of in blocks for block in of if block.get("text") != ""]
+
+
 _TRL_TEXTS = ToolTexts(
-    result=_text,
+    result=_content,
     error=lambda error: str({"error": str(error)}),
     unknown=lambda name, names: f"Tool {name} not found.",
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.errors import TemplateError
+from abut.images import images_of
 from abut.messages import Message, container_copy, texts_of
 from abut.processor import PartsProcessor
 from abut.tool_calls.parsed import Parse, ToolCall
@@ -64,6 +65,9 @@ class ToolAnswers:
         messages = [self._with_id(answer, number) for number, answer in enumerate(answers)]
         if len(messages) == 1 or self._can_write(messages):
             return messages
+        if any(images_of(answer["content"]) for answer in answers):
+            blocks = [block for answer in answers for block in _named_blocks(answer)]
+            return [messages[0] | {"content": blocks}]
         said = ["\n".join(texts_of(answer)) for answer in answers]
         texts = [f"{answer['name']}: {text}" for answer, text in zip(answers, said, strict=True)]
         return [messages[0] | {"content": "\n".join(texts)}]
@@ -84,6 +88,13 @@ class ToolAnswers:
         except TemplateError:
             return False
         return True
+
+
+def _named_blocks(answer: Message) -> list[Any]:
+    """Return the blocks of an answer, behind the name of the tool that gave it."""
+    content = answer["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": f"{answer['name']}: "}, *blocks]
 
 
 def spoken_messages(

@@ -21,6 +21,7 @@ from abut.concurrency.loop_watch import wait_sparing
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import call_anywhere, no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
+from abut.images import image_content
 from abut.messages import Message
 from abut.notices import Once
 from abut.tool_calls.parsed import Parse, ParsedCalls, ToolCall
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Function: TypeAlias = Callable[..., Any]
+Result: TypeAlias = str | list[dict[str, Any]]
+"""The content that answers a call: a text, or blocks with images."""
 
 NO_TOOL = "error"
 """The name in answers to calls that name no tool."""
@@ -63,9 +66,9 @@ class ToolRules:
 
 @dataclass(frozen=True)
 class ToolTexts:
-    """The texts for the policy about the results of calls."""
+    """The texts for the policy about the results of calls; results may show images as well."""
 
-    result: Callable[[Any], str]
+    result: Callable[[Any], Result]
     error: Callable[[BaseException | str], str]
     unknown: Callable[[str, Iterable[str]], str]
     """Returns an `error` about an unknown name, from that name and the names of the tools."""
@@ -78,6 +81,10 @@ def _json_or_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError):  # a tuple for a key, or a list that holds itself
         return str(value)
+
+
+def _image_or_text(value: Any) -> Result:
+    return image_content(value) or _json_or_text(value)
 
 
 def _json_error(error: BaseException | str) -> str:
@@ -123,8 +130,8 @@ class ToolFaults:
         )
 
 
-JSON_TEXTS = ToolTexts(result=_json_or_text, error=_json_error, unknown=_unknown)
-"""Text as it is, all else as JSON."""
+JSON_TEXTS = ToolTexts(result=_image_or_text, error=_json_error, unknown=_unknown)
+"""Text as it is, images as blocks, all else as JSON."""
 
 
 class _ErrorText(str):
@@ -231,28 +238,28 @@ class Toolbox:
         except Exception as error:
             raise raised_by_env(what, error) from error
 
-    async def _run(self, call: ToolCall) -> str:
+    async def _run(self, call: ToolCall) -> Result:
         function = self._functions.get(call.name)
         if function is None:
             self.counts.failures += 1
             return self._texts.error(self._texts.unknown(call.name, self._functions))
         # Making a text may take long too, and its loop is that of all episodes: on a thread.
         start = partial(self._text_or_awaitable, call.name, partial(function, **call.arguments))
-        text: str | Awaitable[Any]
+        text: Result | Awaitable[Any]
         if inspect.iscoroutinefunction(function):
             text = start()
         else:
             own = self.thread if call.name in self._own_thread else None
             text = await (own or THREADS).ask(start)
-        while not isinstance(text, str):
+        while not isinstance(text, str | list):
             outcome = await _outcome(text)
             text = await THREADS.ask(partial(self._text_or_awaitable, call.name, outcome))
         if isinstance(text, _ErrorText):
             self.counts.failures += 1
         return text
 
-    def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> str | Awaitable[Any]:
-        """Return the text for the policy about a result, or the awaitable that a tool returned."""
+    def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> Result | Awaitable[Any]:
+        """Return the content for the policy about a result, or the awaitable of a tool."""
         try:
             value = returned()
             return value if inspect.isawaitable(value) else self._texts.result(value)
@@ -262,7 +269,7 @@ class Toolbox:
             self._faults.note(name, error)
             return _ErrorText(self._texts.error(error))
 
-    def _text_by_the_deadline(self, task: "asyncio.Task[str]") -> str:
+    def _text_by_the_deadline(self, task: "asyncio.Task[Result]") -> Result:
         if task.done():
             return task.result()
         self.counts.failures += 1
@@ -279,12 +286,14 @@ class Toolbox:
             for text in texts
         ]
 
-    def _message(self, call: ToolCall, text: str) -> Message:
+    def _message(self, call: ToolCall, text: Result) -> Message:
         name = call.name if call.name in self._functions else NO_TOOL
         message = {"role": "tool", "name": name, "content": self._bounded(text)}
         return message if call.id is None else message | {"tool_call_id": call.id}
 
-    def _bounded(self, text: str) -> str:
+    def _bounded(self, text: Result) -> Result:
+        if isinstance(text, list):
+            return [b if "text" not in b else {**b, "text": self._bounded(b["text"])} for b in text]
         limit = self._rules.max_result_chars
         if limit is None or len(text) <= limit:
             return text

@@ -25,6 +25,7 @@ from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 from abut.tools.environment_factory import environments_of
 from abut.trl.credit import Credit, checked_credit
+from abut.trl.dataset_images import check_images, check_trains_images
 from abut.trl.metrics import (
     is_metric,
     note_rewards_by_name,
@@ -59,6 +60,7 @@ from abut.trl.trainer_engine import (
     TrainerSide,
     checked_arguments,
     engine_for,
+    image_processor_of,
 )
 from abut.trl.trainer_sampler import client_settings, sampler_of
 from abut.trl.version import NONE_IS_UNSCORED, check_trl_version, trl_version, trl_version_text
@@ -210,8 +212,11 @@ class RolloutFunc:
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
         if self._scores is not None:
             self._scores.collect()  # of the batch before: TRL keeps only one
+        check_images(trainer, tasks, self._engine.processor)
         record = self._record(trainer, mode, tasks)
         rollouts, failures = self._engine.play(tasks, on_rollout=record)
+        if pictured := [r for r in rollouts if r.images or any(b.images for b in r.branches)]:
+            check_trains_images(trainer, f"rollout {pictured[0].rollout_id}")
         self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)
         route = self._tasks.route
         rows = rows_of(
@@ -291,6 +296,7 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = tokenizer_of(trainer.processing_class)
+        images = image_processor_of(trainer.processing_class, self._arguments.processor)
         for source in self._tasks.route.agents:
             source.rewards_turns = self._credit is not None
             source.draws_by_tokens = _takes_means_of_rows(trainer)
@@ -302,7 +308,8 @@ class RolloutFunc:
             hf_tokenizer=hf_tokenizer,
             model_limits=ModelLimits.of(trainer.model),
             max_completion_tokens=trainer.max_completion_length,
-            sampler=lambda: sampler_of(trainer, hf_tokenizer, trl_version()),
+            sampler=lambda: sampler_of(trainer, hf_tokenizer, trl_version(), images),
+            images=images,
             chat_template=getattr(trainer, "chat_template", None),
             chat_template_kwargs=getattr(trainer, "chat_template_kwargs", None),
             progress=not trainer.args.disable_tqdm,

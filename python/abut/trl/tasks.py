@@ -15,7 +15,9 @@ from types import FrameType
 from typing import Any
 
 from abut.envs.task import RolloutTask
+from abut.images import IMAGE_BLOCKS
 from abut.messages import Message, last_user_text, strange_block, without_filler
+from abut.trl.dataset_images import with_row_images
 from abut.trl.route import ROUTE, EnvRoute
 
 
@@ -131,7 +133,7 @@ class Tasks:
         drawn_by: str,
         **task: Any,
     ) -> RolloutTask:
-        messages, seed, row = self._start(prompt, where)
+        messages, seed, row = self._start(prompt, dataset_row, where)
         columns = _joined(dataset_row, row) | {"prompt": prompt}
         source, columns = self.route.of_row(columns, where)
         if columns.get("seed") is not None:
@@ -204,8 +206,10 @@ class Tasks:
         self._batches[name] += 1
         return f"{name}-{nth}"
 
-    def _start(self, prompt: Any, where: str) -> tuple[list[Message], str, Mapping[str, Any]]:
-        """Return the history, the seed, and the row that a prompt carries."""
+    def _start(
+        self, prompt: Any, dataset_row: Mapping[str, Any], where: str
+    ) -> tuple[list[Message], str, Mapping[str, Any]]:
+        """Return the history with the row's images, the seed, and the row that a prompt carries."""
         system = []
         if self._system_prompt is not None:
             system = [{"role": "system", "content": self._system_prompt}]
@@ -218,12 +222,15 @@ class Tasks:
                 "hint: see the dataset's column `prompt`"
             )
         for message in prompt:
-            if (block := strange_block(message.get("content"))) is not None:
+            known = ("text", *IMAGE_BLOCKS)
+            if (block := strange_block(message.get("content"), known=known)) is not None:
                 raise ValueError(
-                    f"{where} has content of the type {block!r}, and abut is text only\n"
-                    "hint: leave out rows with images and the like, or write in text what they show"
+                    f"{where} has content of the type {block!r}, and abut takes texts and images\n"
+                    "hint: leave out rows with videos, audio and the like, or write in text what "
+                    "they show"
                 )
         messages = [without_filler(message) for message in prompt]
+        messages = with_row_images(messages, dataset_row, where)
         row: Mapping[str, Any] = {}
         if messages and isinstance(messages[-1].get("row"), Mapping):
             row = messages[-1].pop("row")

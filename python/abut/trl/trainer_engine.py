@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from abut._native import Tokenizer
 from abut.envs.source import ForTask, bind_all
+from abut.errors import TemplateError
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, Processor
 from abut.records.recorder import BackgroundRecorder, Recorder, recorder_at
@@ -18,6 +19,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.samplers.in_process import AnySampler, StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
+from abut.template.image_processor import ImageProcessor
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
 from abut.trl.route import EnvArgument, EnvRoute
@@ -95,6 +97,7 @@ class TrainerSide:
         chat_template: the trainer's own, if it has one.
         chat_template_kwargs: variables for the chat template.
         progress: show a bar.
+        images: of the trainer's processor; None: it has no image processor, or a refused one.
     """
 
     hf_tokenizer: Any
@@ -104,6 +107,7 @@ class TrainerSide:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     progress: bool = False
+    images: ImageProcessor | None = None
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,7 @@ def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForT
     """
 
     def processor_with(tools: Sequence[Mapping[str, Any]]) -> PartsProcessor:
-        made = arguments.processor or ChatTemplateProcessor(
-            trainer.hf_tokenizer,
-            tools=tools or None,
-            chat_template=trainer.chat_template,
-            **(trainer.chat_template_kwargs or {}),
-        )
+        made = arguments.processor or _derived(trainer, tools)
         return as_parts_processor(made, trainer.hf_tokenizer)
 
     processor, for_task = bind_all(arguments.route.kinds, processor_with)
@@ -160,6 +159,50 @@ def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForT
         progress=trainer.progress,
     )
     return engine, for_task
+
+
+def _derived(trainer: TrainerSide, tools: Sequence[Mapping[str, Any]]) -> ChatTemplateProcessor:
+    """Return the processor of the trainer's template, with images where the template writes them.
+
+    A template of which only that cannot be proved still writes text; `check_images` says why to
+    whoever has images.
+    """
+
+    def make(images: ImageProcessor | None) -> ChatTemplateProcessor:
+        return ChatTemplateProcessor(
+            trainer.hf_tokenizer,
+            tools=tools or None,
+            chat_template=trainer.chat_template,
+            images=images,
+            **(trainer.chat_template_kwargs or {}),
+        )
+
+    if trainer.images is None:
+        return make(None)
+    try:
+        return make(trainer.images)
+    except TemplateError:
+        return make(None)
+
+
+def image_processor_of(
+    processing_class: Any, processor: Processor | PartsProcessor | None
+) -> ImageProcessor | None:
+    """Return what writes images for a trainer; None if they are refused.
+
+    Args:
+        processing_class: the trainer's.
+        processor: the argument of `make_rollout_func`; if it is given, it decides.
+    """
+    if processor is not None:
+        images = getattr(processor, "images", None)
+        return images if isinstance(images, ImageProcessor) else None
+    if getattr(processing_class, "image_processor", None) is None:
+        return None
+    try:
+        return ImageProcessor(processing_class)
+    except TemplateError:  # text alone goes on, and `check_images` raises it for images
+        return None
 
 
 def _check_sampler(sampler: Any) -> None:

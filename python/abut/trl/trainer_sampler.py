@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from abut._native import Tokenizer
+from abut.samplers.image_inputs import ImageInputs
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.settings import NAMED
@@ -21,9 +22,18 @@ _WAKES_WITH_WEIGHTS = (1, 10)
 
 
 def sampler_of(
-    trainer: Any, hf_tokenizer: Any, trl_version: tuple[int, ...]
+    trainer: Any,
+    hf_tokenizer: Any,
+    trl_version: tuple[int, ...],
+    images: ImageInputs | None = None,
 ) -> Sampler | BatchSampler | StreamSampler:
     """Return the sampler for `sampler="auto"`.
+
+    Args:
+        trainer: has the settings.
+        hf_tokenizer: the trainer's.
+        trl_version: of the TRL that is installed.
+        images: makes the inputs of images for a model in this process.
 
     Raises:
         ValueError: TRL is too old for sleep mode; or nothing could be learned under the settings.
@@ -31,7 +41,7 @@ def sampler_of(
     settings = {name: getattr(trainer, name) for name in NAMED}
     settings["generation_kwargs"] = trainer.args.generation_kwargs
     if not trainer.use_vllm:
-        return _in_process(trainer, hf_tokenizer, settings)
+        return _in_process(trainer, hf_tokenizer, images, settings)
     regex = getattr(trainer.args, "vllm_structured_outputs_regex", None)
     if regex is not None:
         more = settings["generation_kwargs"] or {}
@@ -80,13 +90,16 @@ def _for_clients(settings: dict[str, Any]) -> dict[str, Any]:
     return {"presence_penalty": 0.0, "frequency_penalty": 0.0, **settings}
 
 
-def _in_process(trainer: Any, hf_tokenizer: Any, settings: dict[str, Any]) -> BatchSampler:
+def _in_process(
+    trainer: Any, hf_tokenizer: Any, images: ImageInputs | None, settings: dict[str, Any]
+) -> BatchSampler:
     from abut.samplers.transformers import TransformersSampler
 
     return TransformersSampler(
         trainer.model,
         pad_token_id=hf_tokenizer.pad_token_id,
         tokenizer=Tokenizer.from_pretrained(hf_tokenizer),
+        images=images,
         unwrap=lambda: _plain_model(trainer),
         **settings,
     )

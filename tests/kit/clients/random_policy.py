@@ -21,7 +21,8 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import limit_reached
 from abut.gateway.ledger.writer import Writer
 from abut.processor import PartsProcessor
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.budget import Budget
+from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.template.processor import ChatTemplateProcessor

@@ -21,7 +21,8 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.writer import Writer, Writers
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.budget import Budget
+from abut.rollout.conversation import Conversation
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.scripted import ScriptedSampler
 from tests.kit.stage.rollouts import Stage

@@ -36,7 +36,7 @@ from abut.gateway.ledger.refusal import (
 )
 from abut.gateway.ledger.repeats import PendingRequest, Repeats
 from abut.gateway.ledger.writer import Writer
-from abut.rollout.conversation import Allowance
+from abut.rollout.budget import Allowance
 from abut.rollout.rollout import BranchCause, StopReason
 from abut.samplers.sampler import Sample, SampleRequest, check_sample
 
@@ -219,10 +219,8 @@ class Ledger:
                 why = f"the rollout has used up its {limit}"
                 raise self._out_of(limit_reached(why, reason=limit))
             branch = await self._place(pending, writer)
-            turn = SampleRequest(
-                prompt_ids=branch.conversation.request(),
+            turn = branch.conversation.sample_request(
                 max_tokens=min(left, self._tokens_left(branch, request)),
-                stop_token_ids=branch.conversation.stop_token_ids,
                 seed=self._policy.seed(len(self.calls)),
                 rollout_id=self.rollout_id,
                 turn=len(branch.calls),

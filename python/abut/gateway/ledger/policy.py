@@ -12,7 +12,8 @@ from abut.gateway.ledger.refusal import short
 from abut.gateway.ledger.writer import Writer
 from abut.notices import Once
 from abut.processor import PartsProcessor
-from abut.rollout.conversation import Allowance, Budget, Conversation
+from abut.rollout.budget import Allowance, Budget
+from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, SampleRequest
 

@@ -21,6 +21,7 @@ from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
 from abut.rollout.conversation import PolicyTurn
+from abut.rollout.image_spans import images_before
 from abut.rollout.named_rewards import (
     Auxiliary,
     conversation_name,
@@ -155,6 +156,7 @@ def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
     rollout.columns = talk.trajectory.columns() if whole else _columns(branch, row.begin, row.end)
     rollout.prompt_ids = rollout.columns.prompt_ids
     rollout.provenance = talk.trajectory.provenance
+    rollout.images = talk.images
     rollout.name, rollout.session = branch.caller.name, branch.caller.session
     rollout.turns = [_record(call) for call in row.calls]
     rollout.turns_before = [_record(call) for call in branch.calls[: row.begin]]
@@ -371,6 +373,7 @@ def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
         auxiliary=span.looks_auxiliary,
         turns=[_record(call) for call in span.calls],
         turns_before=[_record(call) for call in branch.calls[: span.begin]],
+        images=images_before(branch.conversation.images, turns[span.end - 1].end),
     )
 
 

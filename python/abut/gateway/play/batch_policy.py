@@ -20,7 +20,8 @@ from abut.gateway.ledger.refusal import Refusal, limit_reached, not_answered
 from abut.gateway.ledger.writer import Writer, Writers
 from abut.processor import PartsProcessor
 from abut.rollout.batch import Batch
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.budget import Budget
+from abut.rollout.conversation import Conversation
 from abut.rollout.episode import sample_seed
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, SampleRequest

@@ -22,8 +22,9 @@ from abut.gateway.ledger.refusal import Refusal, limit_reached
 from abut.gateway.ledger.writer import Writer, Writers
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor
+from abut.rollout.budget import Budget
 from abut.rollout.config import RolloutConfig
-from abut.rollout.conversation import Budget, Conversation
+from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
 from abut.samplers.sampler import Sample, Sampler, SampleRequest
 from abut.template.processor import ChatTemplateProcessor

@@ -29,7 +29,7 @@ from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.gateway.server.results import check_keys
 from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
-from abut.rollout.conversation import Budget, budget_of
+from abut.rollout.budget import Budget, budget_of
 from abut.rollout.named_rewards import give_rewards
 from abut.rollout.rollout import Rollout, StopReason
 from abut.samplers.sampler import BoundedSampler

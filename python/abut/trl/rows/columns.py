@@ -14,8 +14,9 @@ from abut._native import Tokenizer
 from abut.envs.source import question_of, task_envs
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError, TemplateError, TokenizerError
+from abut.images import images_of
 from abut.messages import Message, container_copy
-from abut.processor import PartsProcessor
+from abut.processor import PartsProcessor, WritesImages
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Branch, Rollout
 from abut.tools.tool_env import ToolEpisode
@@ -162,7 +163,9 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
         }
     processor = task.processor or engine.processor
     prompt_ids = rollout.prompt_ids
-    if prompt_ids is None:
+    # Its row has no images, so it must not have their tokens either.
+    media = processor.media_token_ids if isinstance(processor, WritesImages) else ()
+    if prompt_ids is None or np.isin(prompt_ids, media).any():
         prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
     # It may have failed because of its length, and TRL would pad all rows of the batch to that.
     most = engine.budget.max_context_tokens
@@ -186,7 +189,10 @@ def _canonical_prompt(
     messages = list(task.messages)
     if not any(message["role"] == "user" for message in messages):
         messages.append({"role": "user", "content": question_of(task)})
-    for attempt in (messages, [{"role": "user", "content": ""}]):
+    attempts = [messages, [{"role": "user", "content": ""}]]
+    if any(images_of(message.get("content")) for message in messages):
+        del attempts[0]
+    for attempt in attempts:
         with suppress(TemplateError, TokenizerError):
             parts = processor.opening(attempt)
             return tokenizer.encode_parts(parts).tolist()  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ import numpy as np
 
 from abut.envs.source import ForTask
 from abut.envs.task import RolloutTask
+from abut.trl.dataset_images import refuse_images
 from abut.trl.streaming.training_row import RolloutRow, RowMetrics
 from abut.trl.tasks import Tasks
 
@@ -236,6 +237,7 @@ class DatasetGroups:
         """
         group = self._position.begin()
         tasks = self._tasks.of_group(self._row(group), group, self._generations)
+        refuse_images(tasks)
         return [self._for_task(task) for task in tasks]
 
     def _row(self, group: int) -> Mapping[str, Any]:

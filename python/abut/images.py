@@ -1,0 +1,419 @@
+"""Images in conversations: read once where they enter, and kept as the bytes that came.
+
+Invariant: pictures with equal pixels are one object in a process, so a picture that many rollouts
+share is held once, and is known by the hash of its pixels, however it was encoded. Pixels are
+decoded when they are needed, and only the latest ones stay: 64 rollouts with 40 screenshots of
+1280 x 1024 each would hold 9.4 GiB of pixels, and hold 0.1 to 0.5 GiB of PNG.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.errors import ImageError, MissingExtraError, text_of
+from abut.parts import Scaffold
+
+T = TypeVar("T")
+
+MOST_PIXELS = 40_000_000
+"""More are refused: 40 megapixels are 120 MB of RGB."""
+
+IMAGE_BLOCKS = ("image", "image_url")
+"""The types of content blocks that hold an image, under a key of the same name."""
+
+# Pillow also has readers that start other programs (EPS), and readers of documents.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_BACKGROUND = (255, 255, 255)
+_FORMS = (
+    "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a pathlib.Path "
+    "or a data: URL"
+)
+
+
+class BytesLru(Generic[T]):
+    """The latest values, as many as fit into so many bytes; for use by several threads.
+
+    A value that is larger than that is made each time.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        """Return the value of a key, made now if it is not held.
+
+        Args:
+            key: of the value.
+            make: makes it, without a lock: two threads may make the same one.
+            size: its bytes.
+        """
+        with self._lock:
+            if (known := self._values.get(key)) is not None:
+                self._values.move_to_end(key)
+                return known[0]
+        value = make()
+        added = size(value)
+        with self._lock:
+            if added <= self._most_bytes and key not in self._values:
+                self._values[key] = (value, added)
+                self._bytes += added
+                while self._bytes > self._most_bytes:
+                    _, (_, dropped) = self._values.popitem(last=False)
+                    self._bytes -= dropped
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the limit alone."""
+        return BytesLru, (self._most_bytes,)
+
+
+_PIXELS: BytesLru[NDArray[np.uint8]] = BytesLru(256 * 2**20)
+_IMAGES: "WeakValueDictionary[str, Image]" = WeakValueDictionary()
+_IMAGES_LOCK = threading.Lock()
+
+
+class Image:
+    """A picture, which never changes.
+
+    `Image.of(…)` makes one of everything that an image block may hold. Its pixels are RGB: rotated
+    as EXIF says, and transparent ones on white. Equal pictures are one object, and a copy is the
+    image itself.
+
+    Attributes:
+        data: the bytes as they came; a lossless PNG of what came without bytes.
+        width: in pixels.
+        height: in pixels.
+        hash: of the size and the RGB pixels, in hex: two files of one picture have the same.
+    """
+
+    __slots__ = ("__weakref__", "data", "hash", "height", "width")
+
+    data: bytes
+    width: int
+    height: int
+    hash: str
+
+    def __new__(cls, data: bytes) -> "Image":
+        """Read an encoded picture.
+
+        Raises:
+            ImageError: it is broken, animated, too large, or of a format that abut does not read.
+            MissingExtraError: Pillow is not installed.
+        """
+        return _of_pixels(_decoded(data), lambda: data)
+
+    @classmethod
+    def of(cls, value: Any) -> "Image":
+        """Return the image of a value.
+
+        Args:
+            value: an `Image`, a PIL image, a uint8 array `(H, W, 3)`, bytes, a `pathlib.Path`, or a
+                `data:` URL.
+
+        Raises:
+            ImageError: it is none of these, or not a picture that can be read.
+            MissingExtraError: Pillow is not installed.
+        """
+        if isinstance(value, Image):
+            return value
+        if isinstance(value, bytes | bytearray | memoryview):
+            return cls(bytes(value))
+        if isinstance(value, Path):
+            try:
+                return cls(value.read_bytes())
+            except OSError as error:
+                raise ImageError(f"the image {value} cannot be read: {text_of(error)}") from error
+        if isinstance(value, str):
+            return cls(_bytes_of_url(value))
+        if isinstance(value, np.ndarray):
+            return _of_pixels(value := _checked_array(value), lambda: _png(value))
+        if isinstance(value, _pillow().Image):
+            array = np.asarray(_rgb(value))
+            return _of_pixels(array, lambda: _png(array))
+        raise ImageError(f"{type(value).__name__} is not an image\n{_FORMS}")
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """`(H, W, 3)` uint8, RGB, read-only: decoded now, or lately."""
+        return _PIXELS.get(self.hash, lambda: _decoded(self.data), lambda array: array.nbytes)
+
+    def to_pil(self) -> Any:
+        """Return a new PIL image of the pixels, in RGB."""
+        return _pillow().fromarray(self.pixels)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"an abut.Image never changes: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"an abut.Image never changes: {name} cannot be deleted")
+
+    def __copy__(self) -> "Image":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Image":
+        return self  # TRL deep-copies prompts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, without decoding it again."""
+        return _the_one, (self.data, self.width, self.height, self.hash)
+
+    def __repr__(self) -> str:
+        return f"Image({self.width}x{self.height}, {self.hash[:8]})"
+
+
+class Expansion(Scaffold):
+    """The text that stands for an image, as the model's processor writes it."""
+
+    __slots__ = ("features", "image")
+
+    image: Image
+    features: int
+    """How many of its tokens stand for features of the image."""
+
+    def __new__(cls, text: str, image: Image, features: int) -> "Expansion":
+        """Return the text of an image, so many of whose tokens are its features."""
+        self = super().__new__(cls, text)
+        self.image, self.features = image, features
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copies."""
+        return Expansion, (str(self), self.image, self.features)
+
+    def __repr__(self) -> str:
+        return f"Expansion({self.image!r}, {self.features} features)"
+
+
+@dataclass(frozen=True)
+class ImageSpan:
+    """An image in a row, and where its tokens are."""
+
+    image: Image
+    start: int
+    """Its first media token: one whose embedding is replaced by a feature of the image."""
+    end: int
+    """Behind its last media token."""
+    features: int
+    """How many media tokens it has between the two, where others may stand as well."""
+
+
+def image_in(block: Any) -> Any:
+    """Return the value of an image block, None if the block is something else.
+
+    The two forms are `{"type": "image", "image": X}` and
+    `{"type": "image_url", "image_url": {"url": "data:…"}}`.
+
+    Raises:
+        ImageError: it is an image block without an image.
+    """
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind not in IMAGE_BLOCKS:
+        return None
+    value = block.get(kind)
+    if kind == "image_url" and isinstance(value, Mapping):
+        value = value.get("url")
+    if value is None:
+        raise ImageError(f"a block of the type {kind!r} has no {kind!r}\n{_FORMS}")
+    return value
+
+
+def with_images(content: Any) -> Any:
+    """Return a content whose image blocks hold an `Image`; other contents as they are.
+
+    This is where images enter: each is decoded here, once.
+
+    Raises:
+        ImageError: as `Image.of`, and for image blocks without an image.
+    """
+    if not isinstance(content, list | tuple):
+        return content
+    values = [image_in(block) for block in content]
+    if all(value is None for value in values):
+        return content
+    return [
+        block if value is None else {"type": "image", "image": Image.of(value)}
+        for block, value in zip(content, values, strict=True)
+    ]
+
+
+def image_content(value: Any) -> list[dict[str, Any]] | None:
+    """Return the content of a tool's result that shows an image; None if the result shows none.
+
+    Args:
+        value: shows one if it is an `Image`, a PIL image, a uint8 array `(H, W, 3)`, or a list of
+            text and image blocks with an image among them.
+
+    Raises:
+        ImageError: as `Image.of`.
+    """
+    if isinstance(value, list):
+        pictured = any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in value)
+        return list(with_images(value)) if pictured and all(map(is_block, value)) else None
+    pillow = sys.modules.get("PIL.Image")  # who has a PIL image has imported it
+    is_picture = pillow is not None and isinstance(value, pillow.Image)
+    is_array = isinstance(value, np.ndarray) and value.dtype == np.uint8
+    is_array = is_array and value.ndim == 3 and value.shape[2] == 3
+    if isinstance(value, Image) or is_picture or is_array:
+        return [{"type": "image", "image": Image.of(value)}]
+    return None
+
+
+def is_block(block: Any) -> bool:
+    """Return whether a value is a block that holds a text, or one that holds an image."""
+    if not isinstance(block, dict):
+        return False
+    kind = block.get("type")
+    if kind == "text":
+        return isinstance(block.get("text"), str) and set(block) == {"type", "text"}
+    return kind in IMAGE_BLOCKS and block.get(kind) is not None and "text" not in block
+
+
+def images_of(content: Any) -> list[Image]:
+    """Return the images of a content, in order, whose blocks `with_images` has made."""
+    blocks = content if isinstance(content, list | tuple) else ()
+    return [value for block in blocks if isinstance(value := image_in(block), Image)]
+
+
+def _of_pixels(pixels: NDArray[np.uint8], data: Callable[[], bytes]) -> Image:
+    """Return the image of `(H, W, 3)` RGB pixels; `data` gives the bytes of a new one."""
+    height, width, _ = pixels.shape
+    digest = hashlib.blake2b(f"{width}x{height} RGB".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(pixels).data)
+    known = _IMAGES.get(key := digest.hexdigest())
+    return known or _the_one(data(), width, height, key)
+
+
+def _the_one(data: bytes, width: int, height: int, digest: str) -> Image:
+    """Return the image of this hash in this process, which may have other bytes."""
+    with _IMAGES_LOCK:
+        if (known := _IMAGES.get(digest)) is not None:
+            return known
+        image = object.__new__(Image)
+        values = {"data": data, "width": width, "height": height, "hash": digest}
+        for name, value in values.items():
+            object.__setattr__(image, name, value)
+        _IMAGES[digest] = image
+        return image
+
+
+def _decoded(data: bytes) -> NDArray[np.uint8]:
+    """Return the RGB pixels, `(H, W, 3)` uint8, read-only."""
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            _check_size(*picture.size)
+            # A photo of a phone may be a JPEG with a second one behind it (MPO).
+            if getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO":
+                raise ImageError(
+                    f"the image has {picture.n_frames} frames\n"
+                    "hint: abut takes no animations or videos: send the frames one by one"
+                )
+            pixels = np.array(_rgb(picture), dtype=np.uint8)
+    except (ImageError, MissingExtraError, MemoryError):
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise ImageError(f"the image is too large: {error}") from error
+    except pillow.UnidentifiedImageError as error:
+        raise ImageError(
+            f"{len(data)} bytes are no image that abut reads\n"
+            f"hint: send {', '.join(_FORMATS)}, or a PIL image that you have opened"
+        ) from error
+    except Exception as error:  # a broken file can raise anything in a decoder
+        raise ImageError(f"the image is broken: {text_of(error)}") from error
+    pixels.flags.writeable = False
+    return pixels
+
+
+def _rgb(picture: Any) -> Any:
+    """Return a PIL image as it is seen: rotated, on white, in RGB."""
+    from PIL import ImageOps
+
+    _check_size(*picture.size)
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    if picture.mode.startswith("I;16"):  # Pillow would cut off all above 255
+        return _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise ImageError(
+            f"the image has the mode {picture.mode!r}, whose values have no set range\n"
+            "hint: send an 8-bit image, such as a uint8 array (H, W, 3)"
+        )
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = _pillow().new("RGBA", picture.size, (*_BACKGROUND, 255))
+        picture = _pillow().alpha_composite(white, picture)
+    return picture.convert("RGB")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise ImageError(
+            f"the image has {width} x {height} pixels, and at most {MOST_PIXELS // 10**6} "
+            "megapixels are taken\nhint: scale it down"
+        )
+    if width < 1 or height < 1:
+        raise ImageError(f"the image has {width} x {height} pixels")
+
+
+def _checked_array(array: NDArray[Any]) -> NDArray[np.uint8]:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise ImageError(
+            f"an array of {array.dtype}, shape {array.shape}, is not an image\n"
+            "hint: make it uint8, of the shape (H, W, 3)"
+        )
+    _check_size(array.shape[1], array.shape[0])
+    return array
+
+
+def _bytes_of_url(url: str) -> bytes:
+    scheme, found, rest = url.partition(":")
+    if found and scheme.lower() in ("http", "https", "file", "ftp"):
+        raise ImageError(
+            f"abut fetches no images: {url[:80]!r}\n"
+            "hint: send the bytes, a pathlib.Path, or a data: URL"
+        )
+    if scheme.lower() != "data" or not found:
+        raise ImageError(f"the text {url[:40]!r} is not an image\n{_FORMS}")
+    head, found, payload = rest.partition(",")
+    kind, *parameters = head.lower().split(";")
+    if not found or "base64" not in parameters or not kind.startswith("image/"):
+        raise ImageError(
+            f"the URL 'data:{head[:80]}' is not an image in base64\nhint: data:image/png;base64,…"
+        )
+    try:
+        return base64.b64decode(payload, validate=True)
+    except binascii.Error as error:
+        raise ImageError(f"a data: URL whose base64 is broken: {error}") from error
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a lossless PNG of RGB pixels."""
+    written = io.BytesIO()
+    # The default of 6 takes three times as long.
+    _pillow().fromarray(pixels).save(written, "PNG", compress_level=1)
+    return written.getvalue()
+
+
+def _pillow() -> Any:
+    """Return the module `PIL.Image`."""
+    try:
+        from PIL import Image as pillow
+    except ImportError as error:
+        raise MissingExtraError("images need Pillow: pip install 'abut[images]'") from error
+    return pillow

@@ -1,0 +1,167 @@
+"""`ImageProcessor`: the text, the tensors and the token types of images, proved before use.
+
+Invariant: the tokens that stand for an image in a row are those that the processor itself writes,
+and a forward pass over rows gets the tensors that the processor itself makes of their images. Both
+are derived from probes (`image_proofs`); a processor that does otherwise is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from abut.errors import ImageError, MissingExtraError, TemplateError, text_of
+from abut.images import BytesLru, Expansion, Image, ImageSpan
+from abut.template.image_proofs import prove
+from abut.template.processor_calls import ProcessorCalls
+from abut.template.tensor_rules import Tensors, join
+
+_OTHER_MEDIA = ("video_token_id", "audio_token_id")
+# 1280 x 1024 is 23 MiB and 227 ms as patches of Qwen2.5-VL.
+_TENSOR_BYTES = 512 * 2**20
+
+
+class ImageProcessor:
+    """A Hugging Face processor, for images in conversations that are continued token by token.
+
+    Methods may be called on any thread.
+
+    Attributes:
+        name: the class of the processor, for errors.
+        placeholder: the token that a chat template writes for an image; its expansion takes its
+            place.
+        media_token: the token in expansions whose embeddings are replaced by the image's features.
+        media_token_ids: its id, alone in a tuple.
+        never_token_ids: the ids that a policy must never sample: those of media tokens and of the
+            placeholder.
+    """
+
+    name: str
+    placeholder: str
+    media_token: str
+    media_token_ids: tuple[int, ...]
+    never_token_ids: tuple[int, ...]
+
+    def __init__(self, hf_processor: Any) -> None:
+        """Derive what it writes for images, and prove it on five pictures.
+
+        Args:
+            hf_processor: a processor of transformers, with a tokenizer and an image processor.
+
+        Raises:
+            TemplateError: it has no image processor, or a proof fails; with both texts.
+            MissingExtraError: Pillow is not installed.
+        """
+        self.name = type(hf_processor).__name__
+        tokenizer = getattr(hf_processor, "tokenizer", None)
+        if tokenizer is None or getattr(hf_processor, "image_processor", None) is None:
+            raise TemplateError(
+                f"{self.name} has no tokenizer or no image processor\n"
+                "hint: pass AutoProcessor.from_pretrained(…) of a vision-language model"
+            )
+        self._facts = facts = prove(hf_processor, self.name)
+        self._calls = ProcessorCalls(hf_processor, facts.placeholder)
+        self.placeholder, self.media_token = facts.placeholder, facts.media_token
+        media, placeholder = tokenizer.convert_tokens_to_ids([self.media_token, self.placeholder])
+        others = [getattr(hf_processor, name, None) for name in _OTHER_MEDIA]
+        never = [media, placeholder, *(i for i in others if isinstance(i, int))]
+        self.media_token_ids = (media,)
+        self.never_token_ids = tuple(dict.fromkeys(never))
+        self._tensors: BytesLru[Tensors] = BytesLru(_TENSOR_BYTES)
+        self._expansions: WeakKeyDictionary[Image, Expansion] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle and copy the proofs, but no image."""
+        return {**self.__dict__, "_expansions": WeakKeyDictionary()}
+
+    def expansion(self, image: Image) -> Expansion:
+        """Return the text that stands for an image.
+
+        Raises:
+            ImageError: the processor does not take this image.
+        """
+        known = self._expansions.get(image)
+        if known is None:
+            self._made(image)
+            known = self._expansions[image]
+        return known
+
+    def tensors(self, rows: Sequence[Sequence[Image]]) -> dict[str, Any]:
+        """Return the tensors of a forward pass over rows, by the name of the model's argument.
+
+        Args:
+            rows: the images of each row, in order; a row may have none.
+
+        Raises:
+            ImageError: the processor does not take one of the images.
+        """
+        if self._facts.rules is None:
+            filled = [row for row in rows if row]
+            return dict(self._calls(filled).tensors) if filled else {}
+        return join(self._facts.rules, [[self._made(image) for image in row] for row in rows])
+
+    def types(self, input_ids: Any) -> dict[str, Any]:
+        """Return the token types of whole rows, for models that need them.
+
+        Args:
+            input_ids: `(B, T)`, a tensor, padded or not.
+
+        Returns:
+            By the name of the model's argument, `(B, T)` of the same dtype: 0 for text and padding.
+        """
+        import torch
+
+        made = {}
+        for key, of_ids in self._facts.types.items():
+            made[key] = types = torch.zeros_like(input_ids)
+            for token, type_ in of_ids.items():
+                types[input_ids == token] = type_
+        return made
+
+    def model_inputs(
+        self, input_ids: Any, attention_mask: Any, rows: Sequence[Sequence[ImageSpan]]
+    ) -> dict[str, Any]:
+        """Return what a forward pass over these rows gets besides ids and mask.
+
+        Args:
+            input_ids: `(B, T)`, a tensor.
+            attention_mask: `(B, T)`, 0 at padding.
+            rows: the images of each row, in order.
+
+        Raises:
+            ImageError: a row has not as many media tokens as its images have features, so the
+                model would take features of one row for another's; transformers compares the
+                numbers of the whole batch alone.
+        """
+        import torch
+
+        media = torch.isin(input_ids, torch.tensor(self.media_token_ids, device=input_ids.device))
+        counts = (media & attention_mask.bool()).sum(dim=1).tolist()
+        for number, (count, spans) in enumerate(zip(counts, rows, strict=True)):
+            features = sum(span.features for span in spans)
+            if count != features:
+                raise ImageError(
+                    f"row {number} has {count} tokens {self.media_token!r}, and its "
+                    f"{len(spans)} images have {features} features"
+                )
+        made = self.tensors([[span.image for span in spans] for spans in rows])
+        moved = {name: tensor.to(input_ids.device) for name, tensor in made.items()}
+        return {**moved, **self.types(input_ids)}
+
+    def _made(self, image: Image) -> Tensors:
+        """Return the tensors of an image; its expansion is known from then on."""
+        return self._tensors.get(image.hash, lambda: self._make(image), _bytes_of)
+
+    def _make(self, image: Image) -> Tensors:
+        try:
+            output = self._calls([[image]])
+        except MissingExtraError:
+            raise
+        except Exception as error:  # Qwen's refuses a side that is 200 times the other one
+            raise ImageError(f"{self.name} does not take {image}: {text_of(error)}") from error
+        (text,) = output.texts
+        self._expansions[image] = Expansion(text, image, text.count(self.media_token))
+        return output.tensors
+
+
+def _bytes_of(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
