@@ -71,7 +71,10 @@ class ImageProcessor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle and copy the proofs, but no image."""
-        return {**self.__dict__, "_expansions": WeakKeyDictionary()}
+        return {name: value for name, value in self.__dict__.items() if name != "_expansions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _expansions=WeakKeyDictionary())
 
     def expansion(self, image: Image) -> Expansion:
         """Return the text that stands for an image.

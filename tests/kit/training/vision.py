@@ -384,3 +384,47 @@ def picture(seed: int, width: int = 48, height: int = 32) -> Any:
     blocks = random.integers(0, 256, (4, 6, 3), dtype=np.uint8)
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 6 // width
     return blocks[rows][:, columns]
+
+
+def model_of(family: Family) -> Any:
+    """The family's model in eval mode, with weights so large that pixels change what it says."""
+    torch.manual_seed(0)
+    model = family.model().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def own_logprobs(
+    model: Any, hf_processor: Any, row: Any, images: Any, *, never: Any = (), **changes: Any
+) -> Any:
+    """`(T - 1,)` float32: the logprob of each token of a row but the first, by one plain forward.
+
+    Args:
+        model: in eval mode.
+        hf_processor: makes the tensors of the row's images itself.
+        row: `(T,)` ids.
+        images: PIL images.
+        never: ids that are not drawn.
+        changes: of the model's arguments; None leaves one out.
+    """
+    from abut.template import ImageProcessor
+
+    inputs: dict[str, Any] = {}
+    ids = torch.as_tensor(np.array(row))[None]
+    if images:
+        placeholder = ImageProcessor(hf_processor).placeholder
+        made = hf_processor(
+            text=[placeholder * len(images)], images=[list(images)], return_tensors="pt"
+        )
+        inputs = {k: v for k, v in made.items() if k not in ("input_ids", "attention_mask")}
+        for key in [key for key in inputs if key.endswith("token_type_ids")]:
+            (typed,) = made["input_ids"][inputs[key] == 1].unique().tolist()
+            inputs[key] = (ids == typed).long()
+    inputs = {k: v for k, v in {**inputs, **changes}.items() if v is not None}
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits
+    logits = logits[0, :-1].float()
+    logits[:, list(never)] = -torch.inf
+    return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]

@@ -1,0 +1,141 @@
+"""Sampling with images in process: logprobs are those of an independent forward over the row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from abut import ChatTemplateProcessor, RolloutConfig, Tokenizer
+from abut.envs.task import RolloutTask
+from abut.errors import SamplerError
+from abut.images import Image
+from abut.rollout.engine import Engine
+from abut.samplers.image_inputs import image_inputs
+from abut.samplers.sampler import SampleRequest
+from abut.samplers.transformers import TransformersSampler
+from abut.template import ImageProcessor
+from tests.kit.training.vision import FAMILIES, model_of, own_logprobs, picture
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+SHARED = Image.of(picture(9, 40, 56))
+SHOWN = (
+    [[], [], []],
+    [[picture(1)], [], []],
+    [[picture(2, 61, 33)], [picture(3)], [SHARED]],
+    [[SHARED, picture(4, 32, 80)], [], [SHARED]],
+)
+"""By rollout and turn."""
+
+
+class Shows:
+    """Shows the images of each turn."""
+
+    def __init__(self, shown: Any) -> None:
+        self.reward, self.alive = 0.0, True
+        self.left = [*shown]
+
+    def say(self) -> Any:
+        blocks = [{"type": "image", "image": image} for image in self.left.pop(0)]
+        return self, [*blocks, {"type": "text", "text": "What?"}]
+
+    def reset(self, seed: str) -> Any:
+        return self.say()
+
+    def step(self, action: str) -> Any:
+        self.alive = bool(self.left)
+        return self.say() if self.left else (self, "Done.")
+
+
+def play(name: str, **sampling: Any) -> tuple[Any, Any, Any, list[Any]]:
+    family = FAMILIES[name]()
+    images = ImageProcessor(family.processor)
+    processor = ChatTemplateProcessor(family.processor, images=images)
+    model = model_of(family)
+    sampler = TransformersSampler(
+        model, pad_token_id=family.processor.tokenizer.pad_token_id, images=images, **sampling
+    )
+    engine = Engine(
+        Tokenizer.from_pretrained(family.processor),
+        processor,
+        sampler,
+        RolloutConfig(max_completion_tokens=900, max_turn_tokens=5, max_turns=3),
+    )
+    tasks = [
+        RolloutTask(k, f"r{k}", lambda shown=shown: Shows(shown), [], "", 0)
+        for k, shown in enumerate(SHOWN)
+    ]
+    return family, images, model, engine.run(tasks)
+
+
+def sampled(rollout: Any, logprobs: Any) -> Any:
+    """The logprobs of the row's sampled tokens, of those of all tokens of its completion."""
+    return np.asarray(logprobs)[-len(rollout.columns.env_mask) :][rollout.columns.env_mask == 1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logprobs_are_those_of_a_forward_over_the_row(name: str) -> None:
+    family, images, model, rollouts = play(name)
+    assert [len(rollout.images) for rollout in rollouts] == [0, 1, 3, 3]
+    for rollout in rollouts:
+        assert rollout.error is None
+        assert len(rollout.turns) == 3
+        columns = rollout.columns
+        row = np.concatenate([columns.prompt_ids, columns.completion_ids])
+        pictures = [span.image.to_pil() for span in rollout.images]
+        hf = family.processor
+        own = own_logprobs(model, hf, row, pictures, never=images.never_token_ids)
+        ours = sampled(rollout, columns.logprobs)
+        assert len(ours) > 3
+        assert np.abs(ours - sampled(rollout, own)).max() < 2e-5
+        if not pictures:
+            continue
+        # The control: with other colours the same row has other logprobs.
+        other = [Image.of(255 - span.image.pixels).to_pil() for span in rollout.images]
+        wrong = own_logprobs(model, hf, row, other, never=images.never_token_ids)
+        assert np.abs(ours - sampled(rollout, wrong)).max() > 1e-3
+
+
+def test_tokens_of_images_are_not_drawn_and_their_probability_is_given_to_the_others() -> None:
+    family, images, model, _ = play("llava")
+    (media,) = images.media_token_ids
+    prompt = np.arange(20, 30)
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(model.lm_head.out_features))
+    model.lm_head.bias.data[media] = 40.0
+
+    def draw(never: tuple[int, ...]) -> Any:
+        sampler = TransformersSampler(
+            model, pad_token_id=family.processor.tokenizer.pad_token_id, images=images
+        )
+        requests = [
+            SampleRequest(prompt, 6, (), k, f"r{k}", 0, never_token_ids=never if k else ())
+            for k in range(3)
+        ]
+        return sampler.sample_batch(requests)
+
+    first, *others = draw((media, 7))
+    assert set(first.ids.tolist()) == {media}
+    for sample in others:
+        row = np.concatenate([prompt, sample.ids])
+        own = own_logprobs(model, family.processor, row, [], never=(media, 7))
+        assert not {media, 7} & set(sample.ids.tolist())
+        np.testing.assert_allclose(sample.logprobs, own[len(prompt) - 1 :], atol=2e-5)
+
+
+def test_a_sampler_without_an_image_processor_says_so() -> None:
+    _, images, model, rollouts = play("llava")
+    plain = TransformersSampler(model, pad_token_id=0)
+    assert not plain.takes_images
+    assert TransformersSampler(model, pad_token_id=0, images=images).takes_images
+    request = SampleRequest(
+        rollouts[1].columns.prompt_ids, 4, (), 0, "r0", 0, images=tuple(rollouts[1].images)
+    )
+    with pytest.raises(SamplerError, match="rollout r0, turn 0 has images, and this sampler has"):
+        plain.sample_batch([request])
+    with pytest.raises(SamplerError, match="the model is sharded"):
+        image_inputs(images, [request], None, None, in_step=True)
+    assert image_inputs(images, [], None, None, in_step=True) == {}
