@@ -11,8 +11,8 @@ import pytest
 from abut.cli.__main__ import main
 from abut.records.filter import parse_filter
 from abut.records.read import read_records
-from abut.records.record import advantages_of, score_record, total_of
 from abut.records.recorder import FlushingRecorder, JsonlRecorder, recorder_at
+from abut.records.scores import advantages_of, score_record, total_of
 from abut.records.viewer.packed import Chunk, Pieces, row_of_list
 from abut.rollout.rollout import Branch, TurnRecord
 from abut.trl.rewards import total_reward

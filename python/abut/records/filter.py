@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from abut.messages import texts_of
-from abut.records.record import total_of
+from abut.records.scores import total_of
 
 Record: TypeAlias = Mapping[str, Any]
 Filter: TypeAlias = Callable[[Record], bool]

@@ -14,6 +14,7 @@ import numpy as np
 
 from abut._native import Columns
 from abut.errors import MissingExtraError
+from abut.images import Image, ImageSpan
 from abut.messages import Message, json_copy
 from abut.rollout.rollout import Rollout, TurnRecord
 
@@ -46,6 +47,14 @@ _TURN: dict[str, Type] = {
     "answer_id": "string",
 }
 
+_IMAGE: dict[str, Type] = {
+    "hash": "string",
+    "width": "int32",
+    "height": "int32",
+    "start": "int32",
+    "end": "int32",
+}
+
 _BRANCH: dict[str, Type] = {
     **_COLUMNS,
     "cause": "string",
@@ -58,6 +67,7 @@ _BRANCH: dict[str, Type] = {
     "auxiliary": "bool_",
     "turns": [_TURN],
     "before": ["float64"],
+    "images": [_IMAGE],
 }
 
 ROLLOUT: Mapping[str, Type] = {
@@ -75,6 +85,7 @@ ROLLOUT: Mapping[str, Type] = {
     "columns": "string",
     "tokenizer": "string",
     **_COLUMNS,
+    "images": [_IMAGE],
     "turns": [_TURN],
     "branches": [_BRANCH],
     "name": "string",
@@ -160,6 +171,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         **extra,
         "columns": None if row is None else _json(row),
         **of_branch,
+        "images": _images(rollout.images),
         "turns": _turns(rollout.turns),
         "branches": [
             {
@@ -174,6 +186,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "auxiliary": branch.auxiliary,
                 "turns": _turns(branch.turns),
                 "before": branch.before,
+                "images": _images(branch.images),
             }
             for branch in rollout.branches
         ],
@@ -204,61 +217,6 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     }
 
 
-def score_record(
-    run_id: str,
-    rollout_id: str,
-    rewards: Mapping[str, float | None],
-    *,
-    total: float | None,
-    advantage: float | None = None,
-    rows: Sequence[Mapping[str, Any]] | None = None,
-    padding_rows: int | None = None,
-) -> dict[str, Any]:
-    """Return the record of the scores of one rollout.
-
-    Args:
-        run_id: the run that the rollout belongs to.
-        rollout_id: the rollout.
-        rewards: the reward of each reward function, by name; None if the function gave none.
-        total: their sum as the trainer weighs them; None if no function gave a reward.
-        advantage: None if the trainer did not compute one.
-        rows: what each conversation that was trained counted, the rollout's own row first; None if
-            the trainer has one row for each rollout. `row`: its number among the rows of the rank,
-            None if they have none. `branch`: its number in `branches`, None for the rollout's own
-            row. `weight`: the factor on its loss. `advantages`: of its own turns.
-        padding_rows: how many rows of padding the rank has behind those of all its rollouts; None
-            if its rows have no numbers.
-    """
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id,
-        "rollout_id": rollout_id,
-        "time": round(time.time(), 3),
-        "rewards": [{"name": name, "value": value} for name, value in rewards.items()],
-        "total": total,
-        "advantage": advantage,
-        "rows": None if rows is None else [dict(row) for row in rows],
-        "padding_rows": padding_rows,
-    }
-
-
-def total_of(record: Mapping[str, Any]) -> float | None:
-    """Return the reward that the trainer used, or the environment's if the record has no scores.
-
-    None also where the record lacks the column.
-    """
-    return record.get("reward" if record.get("rewards") is None else "total")
-
-
-def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[float]:
-    """Return the advantage of each turn of a branch, or of the row; empty if it was not trained."""
-    for row in record.get("rows") or ():
-        if row["branch"] == branch:
-            advantages: Sequence[float] = row["advantages"]
-            return advantages
-    return ()
-
-
 def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
     read = {**_UNNAMED_ROW, **record}
@@ -283,12 +241,13 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-# Records of version 2 have no names, and of other branches no turns.
+# Records of version 2 have no names and no images, and of other branches no turns.
 _UNNAMED_ROW: dict[str, Any] = {
     "name": None,
     "session": None,
     "row_reward": None,
     "row_trained": True,
+    "images": [],
 }
 _UNNAMED: dict[str, Any] = {
     "followed": None,
@@ -299,6 +258,7 @@ _UNNAMED: dict[str, Any] = {
     "auxiliary": False,
     "turns": [],
     "before": [],
+    "images": [],
 }
 
 
@@ -307,6 +267,19 @@ def _turns(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
         {name: getattr(turn, name) for name in _TURN}
         | {"generate_s": round(turn.generate_s, 6), "env_s": round(turn.env_s, 6)}
         for turn in turns
+    ]
+
+
+def _images(images: Sequence[ImageSpan]) -> list[dict[str, Any]]:
+    return [
+        {
+            "hash": span.image.hash,
+            "width": span.image.width,
+            "height": span.image.height,
+            "start": span.start,
+            "end": span.end,
+        }
+        for span in images
     ]
 
 
@@ -348,8 +321,15 @@ def _message(portable: Mapping[str, Any]) -> Message:
 
 
 def _json(value: Any) -> str:
-    """Return the value as JSON; in ASCII, so that half a surrogate pair survives."""
-    return json.dumps(json_copy(value), allow_nan=False)
+    """Return the value as JSON, with the hash of each image.
+
+    It is in ASCII, so that half a surrogate pair survives.
+    """
+    return json.dumps(json_copy(value), allow_nan=False, default=_hash_of)
+
+
+def _hash_of(image: Image) -> str:
+    return image.hash
 
 
 def _list(numbers: Sequence[int] | Any) -> list[int] | None:

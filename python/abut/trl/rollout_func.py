@@ -7,6 +7,7 @@ ends on a sampled token; a failed rollout is a row that carries no weight.
 import dataclasses
 import functools
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -76,6 +77,7 @@ def make_rollout_func(
     sampler: SamplerArgument = "auto",
     system_prompt: str | None = None,
     recorder: RecorderArgument = None,
+    record_images: str | os.PathLike[str] | None = None,
     gateway: Gateway | None = None,
     credit: Credit = None,
 ) -> "RolloutFunc":
@@ -94,6 +96,8 @@ def make_rollout_func(
         system_prompt: for prompts that have no system message.
         recorder: keeps every rollout, and its rewards and advantage. A path that ends in `.jsonl`
             is a file of JSON lines, any other path a folder of Parquet files.
+        record_images: a folder, in which each picture of a recorded rollout is a file `HASH.png`
+            (or another suffix); records have the hashes.
         gateway: where agents ask the policy; None serves on the loopback, at a free port.
         credit: how rewards of turns become advantages of their tokens, under
             `abut.trl.GRPOTrainer`: `Returns(discount=…)`, or a function that gets a group of
@@ -117,6 +121,7 @@ def make_rollout_func(
             sampler=sampler,
             system_prompt=system_prompt,
             recorder=recorder,
+            record_images=record_images,
             gateway=gateway,
         ),
         checked_credit(credit),
@@ -263,6 +268,7 @@ class RolloutFunc:
             rank=trainer.accelerator.process_index,
             mode=mode,
             tokenizer=tokenizer_of(trainer.processing_class).name_or_path,
+            images=self._arguments.record_images,
         )
         step = trainer.state.global_step
         return lambda rollout: keep.write(tasks[rollout.index], rollout, step=step)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from abut.envs.task import RolloutTask
-from abut.records.record import score_record
+from abut.records.image_folder import ImageFolder
 from abut.records.recorder import Recorder
+from abut.records.scores import score_record
 from abut.rollout.rollout import Rollout
 from abut.trl.rewards import total_reward
 from abut.trl.rows.all_rows import AllRows
@@ -30,16 +31,27 @@ class RolloutRecorder:
         rank: of this process.
         mode: "train" or "eval".
         tokenizer: its name.
+        images: keeps their pictures; None: nobody does.
     """
 
     def __init__(
-        self, recorder: Recorder, *, run_id: str, rank: int, mode: str, tokenizer: str
+        self,
+        recorder: Recorder,
+        *,
+        run_id: str,
+        rank: int,
+        mode: str,
+        tokenizer: str,
+        images: ImageFolder | None = None,
     ) -> None:
         self._recorder = recorder
+        self._images = images
         self._of_run = {"run_id": run_id, "rank": rank, "mode": mode, "tokenizer": tokenizer}
 
     def write(self, task: RolloutTask, rollout: Rollout, *, step: int | None) -> None:
         """Keep one rollout; `step` is the trainer's, where that is known."""
+        if self._images is not None:
+            self._images.write(rollout)
         self._recorder.write(
             rollout,
             **self._of_run,

@@ -14,6 +14,7 @@ from abut.envs.source import ForTask, bind_all
 from abut.errors import TemplateError
 from abut.gateway.server.gateway import Gateway
 from abut.processor import PartsProcessor, Processor
+from abut.records.image_folder import ImageFolder
 from abut.records.recorder import BackgroundRecorder, Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
@@ -41,6 +42,7 @@ class Arguments:
         processor: None derives one from the tokenizer's chat template.
         sampler: one, or "auto".
         recorder: keeps the rollouts.
+        record_images: keeps their pictures.
     """
 
     tasks: Tasks
@@ -48,6 +50,7 @@ class Arguments:
     processor: Processor | PartsProcessor | None
     sampler: SamplerArgument
     recorder: Recorder | None
+    record_images: ImageFolder | None = None
 
     @property
     def route(self) -> EnvRoute:
@@ -64,13 +67,14 @@ def checked_arguments(
     system_prompt: str | None,
     recorder: RecorderArgument,
     gateway: Gateway | None,
+    record_images: str | os.PathLike[str] | None = None,
 ) -> Arguments:
     """Check the arguments of `make_rollout_func`, which has their documentation.
 
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: `sampler` is an unknown name, `env` is empty, agents are given what writes
-            conversations, or environments a limit of agents.
+            conversations, environments a limit of agents, or pictures are recorded without rollouts.
     """
     _check_sampler(sampler)
     config = _checked_config(config)
@@ -82,7 +86,13 @@ def checked_arguments(
                 "hint: max_turns and max_completion_tokens bound an environment's only one"
             )
     tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
-    return Arguments(tasks, config, processor, sampler, _checked_recorder(recorder))
+    if record_images is not None and recorder is None:
+        raise ValueError(
+            "record_images= without recorder=: only records say where a picture was\n"
+            "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+        )
+    images = None if record_images is None else ImageFolder(record_images)
+    return Arguments(tasks, config, processor, sampler, _checked_recorder(recorder), images)
 
 
 @dataclass(frozen=True, kw_only=True)

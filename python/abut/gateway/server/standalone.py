@@ -27,8 +27,8 @@ from abut.gateway.ledger.row import DRAWS_ROW, RowChoice, fill
 from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.client_policy import ClientPolicy, SharedSampler
 from abut.gateway.server.results import check_keys
-from abut.records.record import score_record
 from abut.records.recorder import FlushingRecorder, Recorder, ScoreRecorder, recorder_at
+from abut.records.scores import score_record
 from abut.rollout.budget import Budget, budget_of
 from abut.rollout.named_rewards import give_rewards
 from abut.rollout.rollout import Rollout, StopReason

@@ -24,7 +24,7 @@ from abut._native import Merge, Tokenizer
 from abut.errors import AbutError
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
-from abut.records.record import advantages_of, total_of
+from abut.records.scores import advantages_of, total_of
 from abut.records.viewer.seams import merges, seam_offsets
 
 _CHUNK_TOKENS = 65_536

@@ -16,13 +16,13 @@ from typing import Any
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
 from abut.notices import Once
-from abut.records.record import score_record
 from abut.records.recorder import (
     BackgroundRecorder,
     FlushingRecorder,
     Recorder,
     ScoreRecorder,
 )
+from abut.records.scores import score_record
 from abut.rollout.batch import Batch
 from abut.rollout.engine import Engine
 from abut.rollout.player import Played
