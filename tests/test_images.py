@@ -16,7 +16,8 @@ import pytest
 
 from abut import images
 from abut.errors import ImageError, MissingExtraError
-from abut.images import BytesLru, Image, image_content, images_of, with_images
+from abut.images import BytesLru, Image
+from abut.messages import image_content, images_of, with_images
 
 PIL = pytest.importorskip("PIL.Image")
 

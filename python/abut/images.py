@@ -10,10 +10,9 @@ import base64
 import binascii
 import hashlib
 import io
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -30,13 +29,10 @@ T = TypeVar("T")
 MOST_PIXELS = 40_000_000
 """More are refused: 40 megapixels are 120 MB of RGB."""
 
-IMAGE_BLOCKS = ("image", "image_url")
-"""The types of content blocks that hold an image, under a key of the same name."""
-
 # Pillow also has readers that start other programs (EPS), and readers of documents.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _BACKGROUND = (255, 255, 255)
-_FORMS = (
+IMAGE_FORMS = (
     "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a pathlib.Path "
     "or a data: URL"
 )
@@ -145,7 +141,7 @@ class Image:
         if isinstance(value, _pillow().Image):
             array = np.asarray(_rgb(value))
             return _of_pixels(array, lambda: _png(array))
-        raise ImageError(f"{type(value).__name__} is not an image\n{_FORMS}")
+        raise ImageError(f"{type(value).__name__} is not an image\n{IMAGE_FORMS}")
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
@@ -210,83 +206,6 @@ class ImageSpan:
     """Behind its last media token."""
     features: int
     """How many media tokens it has between the two, where others may stand as well."""
-
-
-def image_in(block: Any) -> Any:
-    """Return the value of an image block, None if the block is something else.
-
-    The two forms are `{"type": "image", "image": X}` and
-    `{"type": "image_url", "image_url": {"url": "data:…"}}`.
-
-    Raises:
-        ImageError: it is an image block without an image.
-    """
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if kind not in IMAGE_BLOCKS:
-        return None
-    value = block.get(kind)
-    if kind == "image_url" and isinstance(value, Mapping):
-        value = value.get("url")
-    if value is None:
-        raise ImageError(f"a block of the type {kind!r} has no {kind!r}\n{_FORMS}")
-    return value
-
-
-def with_images(content: Any) -> Any:
-    """Return a content whose image blocks hold an `Image`; other contents as they are.
-
-    This is where images enter: each is decoded here, once.
-
-    Raises:
-        ImageError: as `Image.of`, and for image blocks without an image.
-    """
-    if not isinstance(content, list | tuple):
-        return content
-    values = [image_in(block) for block in content]
-    if all(value is None for value in values):
-        return content
-    return [
-        block if value is None else {"type": "image", "image": Image.of(value)}
-        for block, value in zip(content, values, strict=True)
-    ]
-
-
-def image_content(value: Any) -> list[dict[str, Any]] | None:
-    """Return the content of a tool's result that shows an image; None if the result shows none.
-
-    Args:
-        value: shows one if it is an `Image`, a PIL image, a uint8 array `(H, W, 3)`, or a list of
-            text and image blocks with an image among them.
-
-    Raises:
-        ImageError: as `Image.of`.
-    """
-    if isinstance(value, list):
-        pictured = any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in value)
-        return list(with_images(value)) if pictured and all(map(is_block, value)) else None
-    pillow = sys.modules.get("PIL.Image")  # who has a PIL image has imported it
-    is_picture = pillow is not None and isinstance(value, pillow.Image)
-    is_array = isinstance(value, np.ndarray) and value.dtype == np.uint8
-    is_array = is_array and value.ndim == 3 and value.shape[2] == 3
-    if isinstance(value, Image) or is_picture or is_array:
-        return [{"type": "image", "image": Image.of(value)}]
-    return None
-
-
-def is_block(block: Any) -> bool:
-    """Return whether a value is a block that holds a text, or one that holds an image."""
-    if not isinstance(block, dict):
-        return False
-    kind = block.get("type")
-    if kind == "text":
-        return isinstance(block.get("text"), str) and set(block) == {"type", "text"}
-    return kind in IMAGE_BLOCKS and block.get(kind) is not None and "text" not in block
-
-
-def images_of(content: Any) -> list[Image]:
-    """Return the images of a content, in order, whose blocks `with_images` has made."""
-    blocks = content if isinstance(content, list | tuple) else ()
-    return [value for block in blocks if isinstance(value := image_in(block), Image)]
 
 
 def _of_pixels(pixels: NDArray[np.uint8], data: Callable[[], bytes]) -> Image:
@@ -389,7 +308,7 @@ def _bytes_of_url(url: str) -> bytes:
             "hint: send the bytes, a pathlib.Path, or a data: URL"
         )
     if scheme.lower() != "data" or not found:
-        raise ImageError(f"the text {url[:40]!r} is not an image\n{_FORMS}")
+        raise ImageError(f"the text {url[:40]!r} is not an image\n{IMAGE_FORMS}")
     head, found, payload = rest.partition(",")
     kind, *parameters = head.lower().split(";")
     if not found or "base64" not in parameters or not kind.startswith("image/"):

@@ -6,12 +6,19 @@ them: nobody's object gets into another's hands.
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from abut.images import Image
+import numpy as np
+
+from abut.errors import ImageError
+from abut.images import IMAGE_FORMS, Image
 
 Message: TypeAlias = dict[str, Any]
+
+IMAGE_BLOCKS = ("image", "image_url")
+"""The types of content blocks that hold an image, under a key of the same name."""
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
@@ -43,6 +50,83 @@ def strange_block(content: Any, *, known: Collection[str] = ("text",)) -> str | 
         if isinstance(kind, str) and kind not in known:
             return kind
     return None
+
+
+def image_in(block: Any) -> Any:
+    """Return the value of an image block, None if the block is something else.
+
+    The two forms are `{"type": "image", "image": X}` and
+    `{"type": "image_url", "image_url": {"url": "data:…"}}`.
+
+    Raises:
+        ImageError: it is an image block without an image.
+    """
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind not in IMAGE_BLOCKS:
+        return None
+    value = block.get(kind)
+    if kind == "image_url" and isinstance(value, Mapping):
+        value = value.get("url")
+    if value is None:
+        raise ImageError(f"a block of the type {kind!r} has no {kind!r}\n{IMAGE_FORMS}")
+    return value
+
+
+def with_images(content: Any) -> Any:
+    """Return a content whose image blocks hold an `Image`; other contents as they are.
+
+    This is where images enter: each is decoded here, once.
+
+    Raises:
+        ImageError: as `Image.of`, and for image blocks without an image.
+    """
+    if not isinstance(content, list | tuple):
+        return content
+    values = [image_in(block) for block in content]
+    if all(value is None for value in values):
+        return content
+    return [
+        block if value is None else {"type": "image", "image": Image.of(value)}
+        for block, value in zip(content, values, strict=True)
+    ]
+
+
+def image_content(value: Any) -> list[dict[str, Any]] | None:
+    """Return the content of a tool's result that shows an image; None if the result shows none.
+
+    Args:
+        value: shows one if it is an `Image`, a PIL image, a uint8 array `(H, W, 3)`, or a list of
+            text and image blocks with an image among them.
+
+    Raises:
+        ImageError: as `Image.of`.
+    """
+    if isinstance(value, list):
+        pictured = any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in value)
+        return list(with_images(value)) if pictured and all(map(is_block, value)) else None
+    pillow = sys.modules.get("PIL.Image")  # who has a PIL image has imported it
+    is_picture = pillow is not None and isinstance(value, pillow.Image)
+    is_array = isinstance(value, np.ndarray) and value.dtype == np.uint8
+    is_array = is_array and value.ndim == 3 and value.shape[2] == 3
+    if isinstance(value, Image) or is_picture or is_array:
+        return [{"type": "image", "image": Image.of(value)}]
+    return None
+
+
+def is_block(block: Any) -> bool:
+    """Return whether a value is a block that holds a text, or one that holds an image."""
+    if not isinstance(block, dict):
+        return False
+    kind = block.get("type")
+    if kind == "text":
+        return isinstance(block.get("text"), str) and set(block) == {"type", "text"}
+    return kind in IMAGE_BLOCKS and block.get(kind) is not None and "text" not in block
+
+
+def images_of(content: Any) -> list[Image]:
+    """Return the images of a content, in order, whose blocks `with_images` has made."""
+    blocks = content if isinstance(content, list | tuple) else ()
+    return [value for block in blocks if isinstance(value := image_in(block), Image)]
 
 
 def with_arguments(message: Message, form: Literal["object", "text"]) -> Message:

@@ -216,7 +216,7 @@ def test_without_an_image_processor_an_image_is_refused(llava_made: Made) -> Non
     with pytest.raises(TemplateError) as raised:
         processor.opening([show(picture(1))])
     assert str(raised.value).startswith(
-        "[user] have an image, and this processor writes text alone\nhint: "
+        "the messages [user] have an image, and this processor writes text alone\nhint: "
     )
 
 

@@ -15,8 +15,7 @@ from abut.envs.foreign import lent_by, placed, placed_in, raised_by_env
 from abut.envs.signatures import UnplayableRow, accepted_keywords, check_removed, lacks_column
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, ImageError, text_of, trace_of
-from abut.images import IMAGE_BLOCKS, with_images
-from abut.messages import is_content, json_copy, strange_block
+from abut.messages import IMAGE_BLOCKS, is_content, json_copy, strange_block, with_images
 
 _SET = {
     "alive": "set self.alive: True in reset, False in the step that ends the episode",

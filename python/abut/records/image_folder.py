@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from abut.images import Image, images_of
+from abut.images import Image
+from abut.messages import images_of
 from abut.rollout.rollout import Rollout
 
 # By the first bytes of a file.

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from abut._native import Seam, Tokenizer, Trajectory
 from abut.errors import SamplerError, TrajectoryError
-from abut.images import ImageSpan, with_images
-from abut.messages import Message, texts_of
+from abut.images import ImageSpan
+from abut.messages import Message, texts_of, with_images
 from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings, WritesImages
 from abut.rollout.budget import Allowance, Budget

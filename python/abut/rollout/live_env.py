@@ -33,8 +33,7 @@ from abut.envs.guarded import (
 )
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError, ImageError, TemplateError
-from abut.images import images_of
-from abut.messages import Message
+from abut.messages import Message, images_of
 from abut.rollout.batch import Batch
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from abut.errors import TemplateError
-from abut.images import Image, images_of, is_block, with_images
-from abut.messages import Message
+from abut.images import Image
+from abut.messages import Message, images_of, is_block, with_images
 from abut.parts import Content, Part, Scaffold
 from abut.template.turn_layout import WITH_TEMPLATE
 

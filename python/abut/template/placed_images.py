@@ -39,7 +39,8 @@ def with_expansions(
     if processor is None:
         if images:
             raise TemplateError(
-                f"{roles(messages)} have an image, and this processor writes text alone\n"
+                f"the messages {roles(messages)} have an image, and this processor writes text "
+                "alone\n"
                 "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor)), or "
                 "give the trainer the model's processor as processing_class"
             )

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from abut.errors import MissingExtraError, TemplateError
-from abut.images import IMAGE_BLOCKS
-from abut.messages import Message, texts_of, with_arguments
+from abut.messages import IMAGE_BLOCKS, Message, texts_of, with_arguments
 from abut.parts import Part
 from abut.template.mask import free_stem
 from abut.template.thinking import render_or_none

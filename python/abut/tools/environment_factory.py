@@ -20,8 +20,7 @@ from abut.envs.signatures import check_removed, lacks_column, named_keywords
 from abut.envs.source import BoundSource, TaskEnvs, question_of
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
-from abut.images import image_content, images_of
-from abut.messages import Message
+from abut.messages import Message, image_content, images_of
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat
 from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abut.errors import TemplateError
-from abut.images import images_of
-from abut.messages import Message, container_copy, texts_of
+from abut.messages import Message, container_copy, images_of, texts_of
 from abut.processor import PartsProcessor
 from abut.tool_calls.parsed import Parse, ToolCall
 

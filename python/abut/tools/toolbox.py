@@ -21,8 +21,7 @@ from abut.concurrency.loop_watch import wait_sparing
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import call_anywhere, no_signals_hint, raised_by_env
 from abut.errors import EnvError, text_of, trace_of
-from abut.images import image_content
-from abut.messages import Message
+from abut.messages import Message, image_content
 from abut.notices import Once
 from abut.tool_calls.parsed import Parse, ParsedCalls, ToolCall
 from abut.tools.tool_messages import ToolAnswers

@@ -5,8 +5,8 @@ from typing import Any
 
 from abut.envs.task import RolloutTask
 from abut.errors import ImageError
-from abut.images import IMAGE_BLOCKS, Image, images_of, with_images
-from abut.messages import Message
+from abut.images import Image
+from abut.messages import IMAGE_BLOCKS, Message, images_of, with_images
 from abut.processor import PartsProcessor
 from abut.template.image_processor import ImageProcessor
 from abut.template.processor import ChatTemplateProcessor

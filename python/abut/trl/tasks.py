@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.images import IMAGE_BLOCKS
-from abut.messages import Message, last_user_text, strange_block, without_filler
+from abut.messages import IMAGE_BLOCKS, Message, last_user_text, strange_block, without_filler
 from abut.trl.dataset_images import with_row_images
 from abut.trl.route import ROUTE, EnvRoute
 

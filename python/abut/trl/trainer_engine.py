@@ -74,7 +74,7 @@ def checked_arguments(
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: `sampler` is an unknown name, `env` is empty, agents are given what writes
-            conversations, environments a limit of agents, or pictures are recorded without rollouts.
+            conversations, environments a limit of agents, or only pictures are recorded.
     """
     _check_sampler(sampler)
     config = _checked_config(config)

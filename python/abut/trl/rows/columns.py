@@ -14,8 +14,7 @@ from abut._native import Tokenizer
 from abut.envs.source import question_of, task_envs
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError, TemplateError, TokenizerError
-from abut.images import images_of
-from abut.messages import Message, container_copy
+from abut.messages import Message, container_copy, images_of
 from abut.processor import PartsProcessor, WritesImages
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Branch, Rollout
