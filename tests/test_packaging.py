@@ -319,6 +319,14 @@ USES = {
         else:
             raise AssertionError
     """,
+    "images": """
+        import numpy as np
+        from abut import Image
+        pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+        image = Image.of(pixels)
+        assert Image(image.data) is image
+        assert (image.pixels == pixels).all()
+    """,
     "openenv": """
         import asyncio
         import abut
@@ -487,6 +495,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "eval_protocol",
         "gateway",
         "hf",
+        "images",
         "nemo_gym",
         "trl",
         "vllm",

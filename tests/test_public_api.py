@@ -45,11 +45,13 @@ MODULES = {
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "ray": abut.ray.__all__,
     "strategies": abut.strategies.__all__,
+    "template": abut.template.__all__,
     "testing": abut.testing.__all__,
     "trl": abut.trl.__all__,
     "trl_env": tuple(name for name in abut.trl_env.__all__ if name not in KNOWN),
 }
 OPTIONAL = (
+    "PIL",
     "aiohttp",
     "datasets",
     "eval_protocol",
@@ -82,7 +84,8 @@ AsyncEnv (protocol)
   reset(seed)
   reward
   step(action)
-ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, **chat_template_kwargs)
+ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, images=None, \
+**chat_template_kwargs)
   append_user_input(prompt)
   close_thinking(completion)
   close_token_id
@@ -126,6 +129,14 @@ Env (protocol)
   step(action)
 EnvPool (protocol)
   lend(task)
+Image(data)
+  data
+  hash
+  height
+  of(value)
+  pixels
+  to_pil()
+  width
 InvalidAction(AbutError, ValueError)
 PartsProcessor (protocol)
   close_token_id
@@ -144,6 +155,7 @@ Rollout
   columns = None
   provenance = ()
   prompt_ids = None
+  images = ()
   branches = ()
   name = None
   session = None
@@ -299,6 +311,8 @@ samplers.SampleRequest
   rollout_id
   turn
   stop = ()
+  images = ()
+  never_token_ids = ()
   where
 samplers.ScriptedSampler(script, *, logprob=..., delay_s=None)
   sample(request)
@@ -440,6 +454,16 @@ strategies.parts(tokenizer=None, *, also=(), max_parts=6)
 strategies.pieces(tokenizer=None, *, also=(), max_pieces=6)
 strategies.recorded_calls(*, max_calls=9, vocab_size=3, drift=True)
 strategies.texts(tokenizer=None, *, also=(), max_fragments=8)
+template.ImageProcessor(hf_processor)
+  expansion(image)
+  media_token
+  media_token_ids
+  model_inputs(input_ids, attention_mask, rows)
+  name
+  never_token_ids
+  placeholder
+  tensors(rows)
+  types(input_ids)
 testing.assert_additive(tokenizer, a, b)
 testing.assert_appendable(hf_tokenizer, conversation, *, cut=(), tools=None, chat_template=None, \
 **chat_template_kwargs)
@@ -472,7 +496,7 @@ trl.extend(trainer)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
-sampler='auto', system_prompt=None, recorder=None, gateway=None, credit=None)
+sampler='auto', system_prompt=None, recorder=None, record_images=None, gateway=None, credit=None)
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
 reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
 recorder=None, gateway=None, credit=None)
@@ -610,6 +634,8 @@ def method(cls: type, member: str) -> str:
     raw = inspect.getattr_static(cls, member, None)
     if isinstance(raw, staticmethod):
         return signature(raw.__func__)
+    if isinstance(raw, classmethod):
+        return signature(raw.__func__, bound=True)
     return signature(raw, bound=True) if inspect.isroutine(raw) else ""
 
 
