@@ -1,8 +1,10 @@
 """What is derived of a Hugging Face processor and its images, and which processors are refused."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +124,20 @@ def test_each_image_is_processed_once_as_long_as_its_tensors_are_held(monkeypatc
     other = pickle.loads(pickle.dumps(made))
     assert other.expansion(IMAGES[0]) == made.expansion(IMAGES[0])
     assert copy.copy(made).tensors([[IMAGES[1]]]).keys() == {"pixel_values"}
+
+
+def test_an_image_is_given_up_with_the_last_conversation_that_has_it() -> None:
+    made = ImageProcessor(llava().processor)
+    image = Image.of(pixels := picture(4711))
+    text = made.expansion(image)
+    made.tensors([[image]])
+    gone = weakref.ref(image)
+    del image, text
+    gc.collect()
+    assert gone() is None
+    again = made.expansion(Image.of(pixels))  # whose tensors are held
+    assert again == "<image>" * 16
+    assert made.tensors([[again.image]])["pixel_values"].shape == (1, 3, 32, 32)
 
 
 def test_threads_share_a_processor() -> None:

@@ -6,7 +6,7 @@ are derived from probes (`image_proofs`); a processor that does otherwise is ref
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from abut.errors import ImageError, MissingExtraError, TemplateError, text_of
@@ -66,15 +66,16 @@ class ImageProcessor:
         never = [media, placeholder, *(i for i in others if isinstance(i, int))]
         self.media_token_ids = (media,)
         self.never_token_ids = tuple(dict.fromkeys(never))
-        self._tensors: BytesLru[Tensors] = BytesLru(_TENSOR_BYTES)
-        self._expansions: WeakKeyDictionary[Image, Expansion] = WeakKeyDictionary()
+        self._processed: BytesLru[_Processed] = BytesLru(_TENSOR_BYTES)
+        # Texts alone: an `Expansion` holds its image, which then would never be given up.
+        self._texts: WeakKeyDictionary[Image, str] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle and copy the proofs, but no image."""
-        return {name: value for name, value in self.__dict__.items() if name != "_expansions"}
+        return {name: value for name, value in self.__dict__.items() if name != "_texts"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _expansions=WeakKeyDictionary())
+        self.__dict__.update(state, _texts=WeakKeyDictionary())
 
     def expansion(self, image: Image) -> Expansion:
         """Return the text that stands for an image.
@@ -82,11 +83,10 @@ class ImageProcessor:
         Raises:
             ImageError: the processor does not take this image.
         """
-        known = self._expansions.get(image)
-        if known is None:
-            self._made(image)
-            known = self._expansions[image]
-        return known
+        text = self._texts.get(image)
+        if text is None:
+            text = self._texts[image] = self._process(image).text
+        return Expansion(text, image, text.count(self.media_token))
 
     def tensors(self, rows: Sequence[Sequence[Image]]) -> dict[str, Any]:
         """Return the tensors of a forward pass over rows, by the name of the model's argument.
@@ -100,7 +100,8 @@ class ImageProcessor:
         if self._facts.rules is None:
             filled = [row for row in rows if row]
             return dict(self._calls(filled).tensors) if filled else {}
-        return join(self._facts.rules, [[self._made(image) for image in row] for row in rows])
+        made = [[self._process(image).tensors for image in row] for row in rows]
+        return join(self._facts.rules, made)
 
     def types(self, input_ids: Any) -> dict[str, Any]:
         """Return the token types of whole rows, for models that need them.
@@ -150,21 +151,26 @@ class ImageProcessor:
         moved = {name: tensor.to(input_ids.device) for name, tensor in made.items()}
         return {**moved, **self.types(input_ids)}
 
-    def _made(self, image: Image) -> Tensors:
-        """Return the tensors of an image; its expansion is known from then on."""
-        return self._tensors.get(image.hash, lambda: self._make(image), _bytes_of)
+    def _process(self, image: Image) -> "_Processed":
+        return self._processed.get(image.hash, lambda: self._processed_now(image), _bytes_of)
 
-    def _make(self, image: Image) -> Tensors:
+    def _processed_now(self, image: Image) -> "_Processed":
         try:
             output = self._calls([[image]])
         except MissingExtraError:
             raise
         except Exception as error:  # Qwen's refuses a side that is 200 times the other one
             raise ImageError(f"{self.name} does not take {image}: {text_of(error)}") from error
-        (text,) = output.texts
-        self._expansions[image] = Expansion(text, image, text.count(self.media_token))
-        return output.tensors
+        return _Processed(output.texts[0], output.tensors)
 
 
-def _bytes_of(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+class _Processed(NamedTuple):
+    """An image, as the processor makes it alone."""
+
+    text: str
+    tensors: Tensors
+
+
+def _bytes_of(processed: _Processed) -> int:
+    tensors = processed.tensors.values()
+    return len(processed.text) + sum(t.numel() * t.element_size() for t in tensors)

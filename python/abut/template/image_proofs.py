@@ -26,8 +26,8 @@ _BEFORE, _BEHIND = "abutA ", " abutB"
 # Square, wide, tall, uneven, large: (width, height).
 _SHAPES = ((56, 56), (112, 56), (56, 168), (97, 61), (224, 140))
 _HINT = (
-    "hint: images of this processor cannot be written into a conversation that is continued; use a "
-    "model of a family in docs/images.md, or text alone"
+    "hint: images of this processor cannot be written into a conversation that goes on token by "
+    "token; use another model, or text alone"
 )
 
 

@@ -70,8 +70,12 @@ def check_images(
         if not isinstance(processor, ChatTemplateProcessor):
             continue
         if processor.images is None:  # raises what is wrong with the trainer's
-            images = ImageProcessor(trainer.processing_class)
-            ChatTemplateProcessor(trainer.processing_class, images=images)
+            ChatTemplateProcessor(
+                trainer.processing_class,
+                chat_template=getattr(trainer, "chat_template", None),
+                images=ImageProcessor(trainer.processing_class),
+                **(getattr(trainer, "chat_template_kwargs", None) or {}),
+            )
         for message in task.messages:
             role, written = message["role"], processor.report.image_roles
             if images_of(message.get("content")) and role not in written:
