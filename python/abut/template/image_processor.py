@@ -172,5 +172,5 @@ class _Processed(NamedTuple):
 
 
 def _bytes_of(processed: _Processed) -> int:
-    tensors = processed.tensors.values()
-    return len(processed.text) + sum(t.numel() * t.element_size() for t in tensors)
+    size: int = sum(t.numel() * t.element_size() for t in processed.tensors.values())
+    return len(processed.text) + size
