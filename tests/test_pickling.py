@@ -203,6 +203,7 @@ def values() -> dict[str, Any]:
         "Stitched": stitched,
         "Columns": stitched.chains[0],
         "Content": abut.Content("a"),
+        "Image": abut.Image.of(np.zeros((2, 3, 3), np.uint8)),
         "Scaffold": abut.Scaffold("a"),
         "Rollout": rollout,
         "RolloutConfig": abut.RolloutConfig(max_turns=3),

@@ -1,7 +1,9 @@
 """Conversations with images: the tokens are those of the processor itself, after every append."""
 
 import functools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from abut.parts import Content
 from abut.pretrained import tokenizer_of
 from abut.rollout.conversation import Conversation
 from abut.template import ImageProcessor
-from tests.kit.training.vision import FAMILIES, chatml, picture
+from tests.kit.training.vision import FAMILIES, INST, Family, chatml, llava, picture
 
 Message = dict[str, Any]
 
@@ -25,8 +27,8 @@ Message = dict[str, Any]
 class Made:
     """A family's processor, and what abut makes of it."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.family = name, FAMILIES[name]()
+    def __init__(self, name: str, family: Family | None = None) -> None:
+        self.name, self.family = name, family or FAMILIES[name]()
         self.hf = self.family.processor
         self.images = ImageProcessor(self.hf)
         self.processor = ChatTemplateProcessor(self.hf, images=self.images)
@@ -45,7 +47,8 @@ class Made:
 
     def said(self, text: str) -> list[int]:
         """A turn of the policy, with its stop token."""
-        return [*self.tokenizer.encode(text), self.processor.close_token_id]
+        ids = self.tokenizer.encode_parts([Content(text)], at_start=False)
+        return [*ids.tolist(), self.processor.close_token_id]
 
 
 _made = functools.cache(Made)
@@ -84,6 +87,18 @@ def llava_made() -> Made:
 
 
 def test_five_turns_have_the_processors_ids_after_every_append(made: Made) -> None:
+    check_five_turns(made)
+
+
+@pytest.mark.parametrize(("name", "template"), [("qwen3", chatml("<image>")), ("mistral_v3", INST)])
+def test_five_turns_with_a_real_vocabulary(name: str, template: str) -> None:
+    folder = Path(os.environ.get("ABUT_TOKENIZERS", "")) / name
+    if not (folder / "tokenizer.json").is_file():
+        pytest.skip(f"ABUT_TOKENIZERS has no {name}")
+    check_five_turns(Made("llava", llava(folder, template)))
+
+
+def check_five_turns(made: Made) -> None:
     talk = Conversation(made.tokenizer, made.processor)
     turns = [
         [show(picture(1), "What is this?")],

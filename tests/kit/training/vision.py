@@ -30,15 +30,22 @@ def chatml(image: str) -> str:
     return CHATML_OF.format(image=image)
 
 
-def tokenizer_with(*tokens: str, chat_template: str | None = None, **named: str) -> Any:
-    """The demo's tokenizer with more control tokens; `named` ones are attributes of it as well."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_ASSETS)
+INST = (
+    "{% for m in messages %}{{ '[INST]' if m.role == 'user' }}{% if m.content is string %}"
+    "{{ m.content }}{% else %}{% for b in m.content %}"
+    "{{ '<image>' if b.type == 'image' else b.text }}{% endfor %}{% endif %}"
+    "{{ '</s>' if m.role == 'assistant' else '[/INST]' }}{% endfor %}"
+)
+"""As Mistral's, whose tokens stand directly beside the text."""
+
+
+def tokenizer_with(*tokens: str, folder: Any = DEMO_ASSETS, **named: str) -> Any:
+    """A tokenizer with more control tokens; `named` ones are attributes of it as well."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": [*tokens, *named.values()]})
     for name, token in named.items():
         setattr(tokenizer, name, token)
         setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(token))
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
     return tokenizer
 
 
@@ -77,8 +84,8 @@ class Family(NamedTuple):
     model: Callable[[], Any]
 
 
-def llava() -> Family:
-    tokenizer = tokenizer_with("<image>")
+def llava(folder: Any = DEMO_ASSETS, chat_template: str | None = None) -> Family:
+    tokenizer = tokenizer_with("<image>", folder=folder)
     processor = transformers.LlavaProcessor(
         transformers.CLIPImageProcessorPil(
             size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
@@ -87,7 +94,7 @@ def llava() -> Family:
         patch_size=8,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-        chat_template=chatml("<image>"),
+        chat_template=chat_template or chatml("<image>"),
     )
 
     def model() -> Any:
