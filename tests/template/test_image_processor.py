@@ -195,6 +195,19 @@ def test_a_processor_that_writes_other_text_is_refused_with_both(change: Any, te
     assert "\nhint: " in str(raised.value)
 
 
+def test_a_processor_that_raises_for_several_images_is_refused() -> None:
+    def one_alone(texts: list[str]) -> list[str]:
+        if len(texts) > 1:
+            raise OSError("one at a time")
+        return texts
+
+    with pytest.raises(TemplateError) as raised:
+        ImageProcessor(broken(one_alone))
+    assert str(raised.value).startswith(
+        "Changed does not take rows of images: OSError: one at a time\nhint: "
+    )
+
+
 def onevision() -> Any:
     """An image alone is taken as tiles, one beside another as it is."""
     return transformers.LlavaOnevisionProcessor(

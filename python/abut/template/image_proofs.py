@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from abut.errors import TemplateError, text_of
+from abut.errors import AbutError, TemplateError, text_of
 from abut.images import Image
 from abut.pretrained import tokenizer_of
 from abut.template.processor_calls import Pieces, ProcessorCalls, ProcessorOutput
@@ -58,8 +58,19 @@ def prove(hf_processor: Any, name: str) -> ImageFacts:
         name: of it, for errors.
 
     Raises:
-        TemplateError: a proof fails, with both texts; or it takes no images.
+        TemplateError: a proof fails, with both texts; or it takes no images, or not these.
     """
+    try:
+        return _proved(hf_processor, name)
+    except AbutError:
+        raise
+    except Exception as error:  # a processor is foreign code and can raise anything
+        raise TemplateError(
+            f"{name} does not take rows of images: {text_of(error)}\n{_HINT}"
+        ) from error
+
+
+def _proved(hf_processor: Any, name: str) -> ImageFacts:
     images = [_probe_image(k, *shape) for k, shape in enumerate(_SHAPES)]
     written = _written_around_an_image(hf_processor)
     placeholder = _placeholder(hf_processor, name, images[0], written)
