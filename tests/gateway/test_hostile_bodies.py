@@ -1,6 +1,7 @@
 """Bodies that are made to hurt: they cost what their length costs, and are refused at once."""
 
 import gc
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.system_messages import SystemMessages
+from abut.gateway.server import body_json
+from abut.gateway.server.body import Body
 from abut.gateway.server.results import checked_result
 from abut.messages import Message
 
@@ -206,6 +209,33 @@ REFLECTED: list[tuple[HttpDialect, dict[str, Any]]] = [
     (Gemini(), {"contents": [], "generationConfig": {"responseModalities": {LONG: LONG}}}),
     (Gemini(), {"contents": [], "toolConfig": {"functionCallingConfig": {"mode": LONG}}}),
 ]
+
+
+MANY = 100_000
+MANY_VALUES = [
+    b'{"messages": [' + b"0," * MANY + b"0]}",
+    b"{" + b'"": 0,' * MANY + b'"messages": [0]}',
+    b'{"messages": [0]' + b', "": 0' * MANY + b"}",
+    b'{"messages": [0]' + b" " * MANY + b"}",
+]
+
+
+@pytest.mark.parametrize("content", MANY_VALUES, ids=("elements", "before", "behind", "spaces"))
+def test_many_short_values_are_parsed_at_once(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = 0
+    value_at = body_json._value_at
+
+    def counted(text: str, at: int) -> tuple[Any, int]:
+        nonlocal parsed
+        parsed += 1
+        return value_at(text, at)
+
+    monkeypatch.setattr(body_json, "_value_at", counted)
+    found, _ = body_json.read_body(Body.of([content]), Chat())
+    assert found == json.loads(content)
+    assert parsed < 5_000
 
 
 @pytest.mark.parametrize("case", REFLECTED, ids=lambda case: type(case[0]).__name__)
