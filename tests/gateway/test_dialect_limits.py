@@ -15,6 +15,7 @@ from abut.gateway.dialects.responses import Responses
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.gateway import Gateway
 from tests.kit.clients.dialect_clients import MessagesClient, causes, ledger_of, send
+from tests.kit.data.trl_templates import with_template
 from tests.kit.stage.agents import says, serving, user
 from tests.kit.stage.rollouts import Recording, Stage
 
@@ -199,3 +200,59 @@ def test_a_handle_opens_the_reasoning_of_its_own_rollout_alone(
     prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)
     assert prompt.count("I should look.") == 1
     assert causes(gateway, "b") == [None]
+
+
+# ---- messages that a template refuses
+
+ALTERNATES = (
+    "{% set ns = namespace(last='assistant') %}{% for m in messages if m.role != 'system' %}"
+    "{% if (m.role == 'user') == (ns.last == 'user') %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{% set ns.last = m.role %}{% endfor %}"
+)
+"""As the templates of Gemma and Mistral have it."""
+
+
+def bodies_of(*said: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """A body of each dialect with these roles and texts, by its path."""
+    messages = [{"role": role, "content": text} for role, text in said]
+    contents = [
+        {"role": {"assistant": "model"}.get(role, role), "parts": [{"text": text}]}
+        for role, text in said
+    ]
+    return {
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/messages": {"messages": messages, "max_tokens": 9},
+        "/v1/responses": {"input": messages},
+        "/v1beta/models/m:generateContent": {"contents": contents},
+    }
+
+
+@pytest.mark.parametrize("path", bodies_of())
+def test_two_user_messages_are_a_400_where_roles_must_alternate(
+    stage: Stage, hf_tokenizer: Any, path: str
+) -> None:
+    """Joined, they would be a prompt that no server makes of these messages."""
+    tokenizer = with_template(hf_tokenizer, ALTERNATES + hf_tokenizer.chat_template)
+    with serving(says(stage, "One.", "Two."), tokenizer) as gateway:
+        url = f"{gateway.endpoint('a').base_url.removesuffix('/v1')}{path}"
+
+        def asked(*said: tuple[str, str]) -> tuple[int, Any]:
+            return send(url, "", bodies_of(*said)[path], **{"x-api-key": gateway.key})
+
+        turn = (("user", "What is it?"), ("assistant", "One."))
+        for said in (
+            (turn[0], ("user", "Now?")),
+            (turn[0],),
+            (*turn, ("user", "Now?"), ("user", "Well?")),
+        ):
+            status, answer = asked(*said)
+            if len(said) == 1:
+                assert status == 200, answer
+                continue
+            assert status == 400, answer
+            assert "Conversation roles must alternate" in answer["error"]["message"]
+            assert "hint: use roles, keys and an order" in answer["error"]["message"]
+        assert asked(*turn, ("user", "Well?"))[0] == 200
+        assert causes(gateway, "a") == [None]
+        assert gateway.end("a", 1.0).error is None

@@ -4,16 +4,21 @@ from typing import Any
 
 import pytest
 
-from abut.errors import AbutError
+from abut._native import Tokenizer
+from abut.errors import AbutError, TemplateError
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.ledger.system_messages import SystemMessages
 from abut.gateway.ledger.writer import Writer
 from abut.messages import Message
+from abut.rollout.conversation import Conversation
 from abut.template.processor import ChatTemplateProcessor
 from abut.tools.tool_messages import ToolAnswers
+from tests.kit.clients.dialect_clients import causes, send
 from tests.kit.data.public_templates import TEMPLATES, tokenizer_of
 from tests.kit.data.templates import tiny_tokenizer
-from tests.kit.stage.agents import LOOKUP
+from tests.kit.data.trl_templates import with_template
+from tests.kit.stage.agents import LOOKUP, ask, post, says, serving
+from tests.kit.stage.rollouts import Stage
 
 
 def said(role: str, text: str) -> Message:
@@ -117,6 +122,16 @@ def test_where_nothing_can_be_written_the_400_names_the_template() -> None:
     assert raised.value.param == "messages"
 
 
+def test_a_conversation_that_could_not_be_opened_has_no_messages() -> None:
+    tokenizer = tiny_tokenizer(STRICT, "<end>")
+    native, processor = Tokenizer.from_pretrained(tokenizer), ChatTemplateProcessor(tokenizer)
+    conversation = Conversation(native, processor)
+    with pytest.raises(TemplateError):
+        conversation.open([FIRST, RESULT, LAST])
+    conversation.open([FIRST])
+    assert conversation.messages == [FIRST]
+
+
 def test_a_template_is_tried_once_for_each_neighbour() -> None:
     class Counted(ChatTemplateProcessor):
         tries = 0
@@ -133,3 +148,54 @@ def test_a_template_is_tried_once_for_each_neighbour() -> None:
         system.placed(messages, opens=False)
         tries.append(processor.tries - before)
     assert tries == [1, 0, 1, 0, 0]
+
+
+# ---- chat, whose clients speak of roles as a template has them
+
+
+def guarded(template: str, guard: str) -> str:
+    raises = f"{{% if {guard} %}}{{{{ raise_exception('no such role here') }}}}{{% endif %}}"
+    return f"{{% for m in messages %}}{raises}{{% endfor %}}{template}"
+
+
+SAID: list[Any] = [
+    said("system", "You are a finder."),
+    said("developer", "Be brief."),
+    said("user", "What is it?"),
+    said("system", "Be kind."),
+]
+
+
+def test_a_chat_client_gets_what_the_template_makes_of_its_roles(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    sampler = says(stage, "One.")
+    with serving(sampler, hf_tokenizer) as gateway:
+        ask(gateway, SAID, "a")
+    prompt = stage.tokenizer.decode(sampler.calls[-1][0].prompt_ids)
+    assert prompt == hf_tokenizer.apply_chat_template(
+        SAID, tokenize=False, add_generation_prompt=True
+    )
+
+
+@pytest.mark.parametrize("guard", ["m.role == 'system'", "m.role == 'system' and not loop.first"])
+def test_a_role_that_the_template_refuses_is_a_400_for_chat_and_not_for_others(
+    stage: Stage, hf_tokenizer: Any, guard: str
+) -> None:
+    """As a server that renders the messages would refuse it; the rollout goes on."""
+    tokenizer = with_template(hf_tokenizer, guarded(hf_tokenizer.chat_template, guard))
+    with serving(says(stage, "One.", "Two."), tokenizer) as gateway:
+        base, key = gateway.endpoint("a").base_url, gateway.key
+        status, answer, _ = post(f"{base}/chat/completions", key, {"messages": SAID})
+        assert (status, answer["error"]["param"]) == (400, "messages")
+        message = answer["error"]["message"]
+        assert "no such role here" in message
+        assert "hint: use roles, keys and an order that the template takes" in message
+        first, _ = ask(gateway, [SAID[2]], "a")
+        turn = [SAID[2], first, SAID[3], said("user", "Well?")]
+        status, answer, _ = post(f"{base}/chat/completions", key, {"messages": turn})
+        assert (status, answer["error"]["param"]) == (400, "messages")
+        ask(gateway, [SAID[2], first, said("user", "Well?")], "a")
+        assert causes(gateway, "a") == [None]
+        body = {"messages": SAID[2:], "system": "You are a finder.", "max_tokens": 5}
+        assert send(f"{base}/messages", key, body)[0] == 200

@@ -153,10 +153,11 @@ class Conversation:
         """Write the prompt: the messages so far.
 
         Raises:
-            TemplateError: the processor refuses the messages.
+            TemplateError: the processor refuses the messages; the conversation stays as it was.
         """
+        opening = self._processor.opening([*self.messages, *messages])
         self.note(messages)
-        written = self._write(self._processor.opening(self.messages), "prompt")
+        written = self._write(opening, "prompt")
         self._written = len(self.messages)
         return written
 

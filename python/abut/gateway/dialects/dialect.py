@@ -261,6 +261,12 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
             "characters",
             param=name,
         )
+    try:
+        "".join(given).encode()
+    except UnicodeEncodeError:
+        raise Refusal(
+            f"{name} has half of a surrogate pair, which no text has", param=name
+        ) from None
     return tuple(dict.fromkeys(given))
 
 

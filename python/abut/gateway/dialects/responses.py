@@ -217,6 +217,10 @@ def _echoed(body: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in echo.items():
         if is_deep(value):
             raise Refusal(f"{name} is nested more than {MOST_DEPTH} deep", param=name)
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:  # Python reads NaN and Infinity, and other clients could not
+            raise Refusal(f"{name} has a number that JSON does not have", param=name) from None
     return echo
 
 

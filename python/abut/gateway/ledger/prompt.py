@@ -4,9 +4,10 @@ Invariant: what a conversation holds already is not written again, and a convers
 messages cannot be written stays as it was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from abut.concurrency.threads import work_done
 from abut.errors import TemplateError, TokenizerError
@@ -155,11 +156,16 @@ def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> l
         messages: of a client.
         calls: all of the rollout, by their numbers.
     """
-    return [_with_reasoning(message, calls) for message in messages]
+    reasonings: set[Any] = set()
+    if any(REREAD in message for message in messages):  # once, because each may have an other text
+        answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
+        reasonings = {call.answered.result().message.get("reasoning_content") for call in answered}
+    return [_with_reasoning(message, calls, reasonings) for message in messages]
 
 
-def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
-    if (other := message.get(REREAD)) is not None and _has_reasoning(other, calls):
+def _with_reasoning(message: Message, calls: Sequence[AgentCall], reasonings: Set[Any]) -> Message:
+    other = message.get(REREAD)
+    if other is not None and other.get("reasoning_content") in reasonings:
         return dict(other)
     handle = message.get(HANDLE)
     if not handle or message.get("reasoning_content"):
@@ -167,13 +173,6 @@ def _with_reasoning(message: Message, calls: Sequence[AgentCall]) -> Message:
     call = _call_of_handle(str(handle), calls)
     reasoning = None if call is None else call.answered.result().message.get("reasoning_content")
     return {**message, "reasoning_content": reasoning} if reasoning else message
-
-
-def _has_reasoning(message: Message, calls: Sequence[AgentCall]) -> bool:
-    """Return whether the reasoning of a message is that of an answer."""
-    said = message.get("reasoning_content")
-    answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
-    return any(c.answered.result().message.get("reasoning_content") == said for c in answered)
 
 
 def _call_of_handle(handle: str, calls: Sequence[AgentCall]) -> AgentCall | None:
