@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from abut.gateway.dialects.anthropic import Anthropic
+from abut.gateway.dialects.chat import Chat
 from abut.gateway.dialects.dialect import HttpDialect, Like
 from abut.gateway.dialects.gemini import Gemini
 from abut.gateway.dialects.history_reader import HistoryReader, Reading
@@ -46,7 +47,8 @@ class Client:
             assert str(asked) == str(whole)
             return None
         assert_same(asked, whole)
-        self.went_on += like is not None and reader_of(asked) is reader_of(like.request)
+        if like is not None and asked.reading is not None:  # a chat's messages are as they came
+            self.went_on += reader_of(asked) is reader_of(like.request)
         if beginning is not None:
             beginning.request, beginning.like = asked, None
             self.known = beginning
@@ -198,3 +200,23 @@ def test_tools_that_a_later_search_finds_are_not_those_of_earlier_requests() -> 
     assert [*first.names] == []
     assert [*second.names] == ["f"]
     assert client.went_on == 1
+
+
+def test_tools_are_written_as_json_once_in_a_conversation() -> None:
+    tool = {"name": "f", "parameters": {"default": True}}
+    bodies: list[tuple[HttpDialect, dict[str, Any]]] = [
+        (Chat(), {"messages": [USER], "tools": [{"type": "function", "function": tool}]}),
+        (Anthropic(), {"messages": [USER], "tools": [{"name": "f", "input_schema": {}}]}),
+        (Responses(), {"input": [USER], "tools": [{"type": "function", **tool}]}),
+        (Gemini(), {"contents": [{"parts": []}], "tools": [{"functionDeclarations": [tool]}]}),
+    ]
+    for dialect, body in bodies:
+        client = Client(dialect)
+        first = client.read({**body, "model": "a"})
+        again = client.read({**body, "model": "b"})
+        assert first is not None
+        assert again is not None
+        assert again.frame is first.frame
+        other = client.read(json.loads(json.dumps({**body, "model": "b"}).replace('"f"', '"g"')))
+        assert other is not None
+        assert other.frame != first.frame

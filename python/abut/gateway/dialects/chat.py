@@ -112,7 +112,7 @@ class Chat(HttpDialect):
         names = flag(body, "return_tokens_as_token_ids")
         unmet = _unmet(body, self.unenforced)
         messages = _messages(body)
-        return AgentRequest(
+        request = AgentRequest(
             messages=messages,
             tools=_tools(body),
             max_tokens=most_tokens(body, "max_tokens", "max_completion_tokens"),
@@ -132,6 +132,7 @@ class Chat(HttpDialect):
             rollout_id=text_at(body, "rollout_id"),
             dialect=self,
         )
+        return request if like is None else request.with_frame_of(like.request)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool

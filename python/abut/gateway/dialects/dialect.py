@@ -154,7 +154,7 @@ def request_like(like: Like | None, fields: Callable[[], AgentRequest]) -> Agent
     """
     if like is None:
         return fields()
-    return like.request if like.same_fields else fields().like(like.request)
+    return like.request if like.same_fields else fields().with_frame_of(like.request)
 
 
 def data_event(value: Any) -> bytes:

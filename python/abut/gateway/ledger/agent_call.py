@@ -127,7 +127,7 @@ class AgentRequest:
         vars(other).update(vars(self), messages=messages, **changes)
         return other
 
-    def like(self, earlier: "AgentRequest") -> "AgentRequest":
+    def with_frame_of(self, earlier: "AgentRequest") -> "AgentRequest":
         """Return this request, with the `frame` of an earlier one if the two share their tools."""
         if self.tools is earlier.tools and self.template_kwargs == earlier.template_kwargs == {}:
             vars(self).update(frame=earlier.frame, _frame_digest=earlier._frame_digest)
