@@ -98,7 +98,7 @@ def test_another_prompt_in_one_dialect_fails_the_row(path: str) -> None:
         dialects._asked_all(server, held(server), new)  # type: ignore[arg-type]
 
 
-def test_what_is_required_is_a_time_and_little_beyond_chat_completions() -> None:
+def test_each_dialect_needs_a_time_and_a_ratio_to_parsing() -> None:
     row = Row("dialects", "answer")
     taken = {name: [2e-3] for name in dialects.DIALECTS} | {"Messages": [2.4e-3]}
     taken |= {dialects.parsed(name): [4e-4] for name in dialects.DIALECTS}
@@ -106,10 +106,10 @@ def test_what_is_required_is_a_time_and_little_beyond_chat_completions() -> None
     dialects._require(row)
     found = {need.what.partition(",")[0]: (need.value, need.bound) for need in row.needs}
     assert found["Messages to 30"] == (2.4e-3, 1.2e-3)
-    beyond = "beyond chat completions ÷ one json.loads of its body"
-    assert found[f"Messages {beyond}"] == (pytest.approx(1.0), 1.3)
-    assert found[f"Responses {beyond}"] == (0.0, 1.3)
-    assert len(row.needs) == 7
+    ratio = "÷ one json.loads of its body"
+    assert found[f"Messages {ratio}"] == (pytest.approx(6.0), 1.3)
+    assert found[f"Responses {ratio}"] == (pytest.approx(5.0), 1.3)
+    assert len(row.needs) == 8
 
 
 @pytest.mark.slow

@@ -75,9 +75,8 @@ class HistoryReader(ABC):
             last = _digest(last, self.messages[at])
             self._digests.append(last)
             if at < start + len(replaced) and replaced[at - start][0] == last:
-                self.messages[at] = replaced[at - start][
-                    1
-                ]  # comparing an object with itself is quick
+                # Matching compares messages, and an object with itself at once.
+                self.messages[at] = replaced[at - start][1]
         if begin < len(given) and self.leaves_only_messages(given[-1]):
             self._ends[len(given) - 1] = before_last
         if ends_here:
