@@ -45,6 +45,7 @@ _SMALL_BYTES = 2**18
 # How long a client may take to send the next byte of a body.
 _BYTE_S = 30.0
 _STARTED = int(time.time())
+_CLIENT_GONE = 499  # as nginx has it
 _FORWARDED = "x-abut-forwarded"
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 # With what a dialect reads of its clients' labels.
@@ -124,8 +125,12 @@ async def _answer_or_refusal(
         return _refused(request, Refusal(f"{error.status}: {error.reason}", status=status))
     except RecursionError:
         return _refused(request, Refusal("the body is nested too deeply"))
-    except (ConnectionResetError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionResetError:
+        # The client is gone, so nobody gets this. What is raised here is an error to aiohttp, which
+        # logs a traceback for each client that hangs up while its turn is sampled.
+        return web.Response(status=_CLIENT_GONE)
     except Exception:
         logger.exception("the gateway failed at a request")
         return _refused(request, Refusal("the gateway failed; its log says of what", status=500))
