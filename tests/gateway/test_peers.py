@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
+from yarl import URL
 
 from abut import RolloutError, agent
 from abut.gateway.server.gateway import Gateway
+from tests.kit.dialects.asking import ASKING, Asking
 from tests.kit.servers.free_port import free_port
 from tests.kit.stage.agents import RUN, Client, play_agents, user
 from tests.kit.stage.rollouts import Stage
@@ -59,6 +62,35 @@ def test_a_connection_between_ranks_outlives_the_rollout_it_served(
     for _ in range(3):
         engine = play_agents(stage, plays, gateway=second, rank=1, engine=engine).engine
     assert [status for status, _ in answers] == [200] * 3
+
+
+@pytest.mark.parametrize("where", ["Authorization", "x-api-key", "x-goog-api-key", "key"])
+@pytest.mark.parametrize("asking", ASKING.values(), ids=ASKING)
+def test_each_protocol_is_passed_on_with_its_key(
+    stage: Stage, first: Gateway, second: Gateway, asking: Asking, where: str
+) -> None:
+    answers: list[Any] = []
+
+    @agent
+    async def plays(endpoint: Any) -> float:
+        own = endpoint.base_url.partition("/r/")[0]
+        first.registry.peers = {1: own}
+        there = endpoint.anthropic_url.replace(own, first.base_url.removesuffix("/v1"))
+        bearer = "Bearer " * (where == "Authorization")
+        placed = {where: f"{bearer}{endpoint.api_key}"}
+        headers, query = ({}, placed) if where == "key" else (placed, {})
+        async with ClientSession(headers=headers) as session:
+            for path in (asking.path, asking.stream_path):
+                url = URL(there + path).update_query(query)
+                body = asking.body("hi", stream=path == asking.stream_path)
+                async with session.post(url, json=body) as reply:
+                    answers.append((reply.status, await reply.text()))
+        return 1.0
+
+    rollout = play_agents(stage, plays, gateway=second, rank=1).one
+    assert [status for status, _ in answers] == [200, 200], answers
+    assert all('"yes"' in text for _, text in answers)
+    assert len(rollout.turns) == 1
 
 
 def test_a_rank_that_is_gone_is_named(
