@@ -69,7 +69,7 @@ test-random: build
 # of the recorded histories. glibc keeps
 # up to 64 MB of freed memory for each of its arenas, which would hide what the process itself holds.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py
+	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py tests/gateway/test_dialect_recordings.py
 
 # Eval Protocol brings pytest-asyncio, which warns where nobody has set it up.
 NO_ASYNCIO := -p no:asyncio

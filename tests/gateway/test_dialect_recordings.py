@@ -7,18 +7,21 @@ rule that makes the difference is named here.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from abut.gateway.dialects.dialect import HttpDialect
+from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.matching import History, match
 from abut.gateway.ledger.refusal import Refusal
 from tests.kit.clients.dialect_edits import edited
 from tests.kit.clients.dialect_recordings import (
     DialectReplay,
+    RecordedRequest,
     Replayed,
     recorded,
     verdicts,
@@ -137,7 +140,7 @@ class Edited:
             return
         asked = dialect.read(body)
         branches = [branch for branch in ledger.branches if branch.frame == asked.frame]
-        history = [match(b.entries, History(asked.messages), dialect).messages for b in branches]
+        history = [_matched(branch, asked.messages, dialect) for branch in branches]
         if not max(history, default=0):
             return
         for kind, items in edited(body[key], self._count, self._random):
@@ -152,8 +155,14 @@ class Edited:
                 continue
             for branch, said in zip(branches, history, strict=True):
                 if first < said:  # the edit is in what was said
-                    found = match(branch.entries, History(other.messages), dialect)
-                    self.matched[kind] += found.messages > first
+                    self.matched[kind] += _matched(branch, other.messages, dialect) > first
+
+
+def _matched(branch: LedgerBranch, messages: list[Any], dialect: HttpDialect) -> int:
+    """How many messages are those of a branch."""
+    # Without joints a system prompt of several blocks, as Claude Code's, is another one.
+    history = History(messages, joints=branch.writer.joints)
+    return match(branch.entries, history, dialect).messages
 
 
 def _first_difference(messages: list[Any], others: list[Any]) -> int | None:
@@ -188,9 +197,79 @@ def edits_tried(qwen3: Any, count: int) -> Edited:
     return seen
 
 
+# In a call of Claude Code: what the policy has said more than the recorded one, and how it is read.
+SAID_MORE = {"timeout": "05000", "run_in_background": "false"}
+READ_MORE = {"timeout": 5000, "run_in_background": False}
+
+
+def read_otherwise(requests: Sequence[RecordedRequest]) -> list[RecordedRequest]:
+    """Requests whose policy wrote its arguments otherwise than Claude Code sends them back."""
+    return [
+        replace(
+            request,
+            said=None if request.said is None else _written_otherwise(request.said),
+            body=_with_read(request.body),
+        )
+        for request in requests
+    ]
+
+
+def _written_otherwise(turn: dict[str, Any]) -> dict[str, Any]:
+    calls: list[Any] = []
+    for name, arguments in turn.get("calls", ()):
+        if name == "Bash" and isinstance(arguments, dict):
+            arguments = {**arguments, **SAID_MORE}
+        elif name == "Write" and isinstance(arguments, dict):
+            arguments = {**arguments, "content": arguments["content"].replace("\n", " \t\n")}
+        calls.append([name, arguments])
+    return {**turn, "calls": calls}
+
+
+def _with_read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_read(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if (value.get("type"), value.get("name")) == ("tool_use", "Bash"):
+        return {**value, "input": {**value["input"], **READ_MORE}}
+    return {key: _with_read(inner) for key, inner in value.items()}
+
+
+READ_BY = ("claudecode__main", "claudecode__resume", "claudecode-claude-opus-4-6__main")
+
+
+def read_edits_tried(qwen3: Any, names: Sequence[str], count: int) -> tuple[Edited, int]:
+    seen, read = Edited(count), 0
+    with DialectReplay(qwen3, seen) as replay:
+        for name in names:
+            played = replay.play(name, read_otherwise(recorded(name)))
+            assert played.marks == expected(name)[0]
+            read += played.rewrites.pop("arguments_read", 0)
+            assert played.rewrites == expected(name)[1]
+    assert {*+seen.matched} <= {*RULES}
+    assert {*+seen.unread} <= {*RULES} | NOTHING
+    return seen, read
+
+
+def test_no_edited_argument_is_taken_for_what_claude_code_has_read(qwen3: Any) -> None:
+    seen, read = read_edits_tried(qwen3, READ_BY, 20)
+    assert seen.tried > 150
+    assert read > 8
+    assert not seen.matched["value"]
+
+
+@SOAK
+def test_no_edited_argument_of_any_recording_is(qwen3: Any) -> None:
+    claude = [name for name in names() if name.startswith("claudecode")]
+    whole = [name for name in claude if not name.endswith("__empty")]
+    seen, read = read_edits_tried(qwen3, whole, 100)
+    assert seen.tried > 5000
+    assert read > 50
+
+
 def test_no_edited_history_is_taken_for_what_was_said(qwen3: Any) -> None:
-    seen = edits_tried(qwen3, 5)
-    assert seen.tried > 1500
+    seen = edits_tried(qwen3, 2)
+    assert seen.tried > 1000
     assert {"drop thinking"} < {*seen.matched}  # and kinds of which none matched
     assert seen.unread["swap tool_result, tool_result"]
 
