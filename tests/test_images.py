@@ -149,6 +149,13 @@ def test_pixels_are_those_that_are_seen() -> None:
     assert Image.of(grey).pixels[0, :, 0].tolist() == [0, 0x80, 0xFF]
 
 
+def test_a_photo_with_a_second_one_behind_it_is_the_first() -> None:
+    """As phones write them: a JPEG that holds a second picture, for depth."""
+    first, second = (PIL.fromarray(np.full((8, 8, 3), k, np.uint8)) for k in (40, 200))
+    photo = encoded(first, "MPO", save_all=True, append_images=[second])
+    assert Image(photo) is Image(encoded(first, "JPEG"))
+
+
 def huge_png(width: int, height: int) -> bytes:
     """A PNG that says it is so large, and holds no pixel."""
 
