@@ -86,7 +86,7 @@ class _Heard:
         self.texts = [text] if isinstance(text, str) else list(text)
         # Lists, padded here: the tokenizer may have no padding token, and some processors count
         # tokens in lists alone.
-        keywords |= {"padding": False, "return_tensors": None}
+        keywords |= {"padding": False, "return_tensors": None, "verbose": False}
         with self._lock:
             encoding = self._tokenizer(self.texts, *args, **keywords)
         longest = max(map(len, encoding["input_ids"]))
