@@ -462,6 +462,7 @@ template.ImageProcessor(hf_processor)
   name
   never_token_ids
   placeholder
+  spare_row()
   tensors(rows)
   types(input_ids)
 testing.assert_additive(tokenizer, a, b)

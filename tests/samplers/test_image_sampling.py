@@ -1,5 +1,7 @@
 """Sampling with images in process: logprobs are those of an independent forward over the row."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,11 @@ from abut.envs.task import RolloutTask
 from abut.errors import SamplerError
 from abut.images import Image
 from abut.rollout.engine import Engine
-from abut.samplers.image_inputs import image_inputs
+from abut.samplers.image_inputs import image_inputs, with_spare_row
 from abut.samplers.sampler import SampleRequest
 from abut.samplers.transformers import TransformersSampler
 from abut.template import ImageProcessor
+from tests.kit.training.ranks import run_ranks
 from tests.kit.training.vision import FAMILIES, model_of, own_logprobs, picture
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -136,6 +139,18 @@ def test_a_sampler_without_an_image_processor_says_so() -> None:
     )
     with pytest.raises(SamplerError, match="rollout r0, turn 0 has images, and this sampler has"):
         plain.sample_batch([request])
-    with pytest.raises(SamplerError, match="the model is sharded"):
-        image_inputs(images, [request], None, None, in_step=True)
-    assert image_inputs(images, [], None, None, in_step=True) == {}
+    assert image_inputs(images, [], None, None) == {}
+    assert with_spare_row(images, [request]) == [request]
+    text = dataclasses.replace(request, images=())
+    assert with_spare_row(None, [text]) == [text]
+    _, spare = with_spare_row(images, [text])
+    assert spare.images[0].features == 16
+    assert (spare.max_tokens, spare.stop_token_ids) == (1, text.stop_token_ids)
+
+
+@pytest.mark.slow
+def test_sharded_ranks_of_which_one_has_images_sample_what_a_whole_model_does(
+    tmp_path: Path,
+) -> None:
+    for played in run_ranks("pictures", tmp_path):
+        assert played["fsdp2"] == played["whole"]

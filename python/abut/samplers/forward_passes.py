@@ -10,6 +10,7 @@ ranks together, so a rank that made one fewer would leave the others waiting for
 rank has turns to sample, a rank that has none passes a dummy through.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -57,7 +58,14 @@ def batches_of(model: Any, pad_token_id: int, *, in_step: bool = False) -> tuple
     return (Batches.EQUAL if padded > _MOST_NATS else Batches.ANY), padded
 
 
-def next_logits(model: Any, ids: Any, mask: Any, pad_token_id: int, in_step: bool) -> Any:
+def next_logits(
+    model: Any,
+    ids: Any,
+    mask: Any,
+    pad_token_id: int,
+    in_step: bool,
+    inputs: Mapping[str, Any] | None = None,
+) -> Any:
     """Return `(2, V)` float32: the logits of the first row's next two tokens, greedily sampled."""
     import torch
     from transformers import GenerationConfig
@@ -79,7 +87,11 @@ def next_logits(model: Any, ids: Any, mask: Any, pad_token_id: int, in_step: boo
     )
     with torch.no_grad():
         output = model.generate(
-            input_ids=ids, attention_mask=mask, generation_config=config, synced_gpus=in_step
+            input_ids=ids,
+            attention_mask=mask,
+            **(inputs or {}),
+            generation_config=config,
+            synced_gpus=in_step,
         )
     return torch.stack([logits[0] for logits in output.logits]).float()
 

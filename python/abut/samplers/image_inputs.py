@@ -6,6 +6,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from abut.errors import SamplerError
 from abut.images import ImageSpan
 from abut.samplers.sampler import SampleRequest
@@ -20,14 +22,16 @@ class ImageInputs(Protocol):
         """Return them; see `abut.template.ImageProcessor.model_inputs`."""
         ...
 
+    def spare_row(self) -> tuple[Sequence[int], ImageSpan]:
+        """Return the ids of a short row, and the image in it."""
+        ...
+
 
 def image_inputs(
     images: ImageInputs | None,
     requests: Sequence[SampleRequest],
     input_ids: Any,
     attention_mask: Any,
-    *,
-    in_step: bool,
 ) -> dict[str, Any]:
     """Return the model's arguments for the images of a batch; `{}` if no row has one.
 
@@ -36,10 +40,9 @@ def image_inputs(
         requests: of the batch.
         input_ids: `(B, T)`, padded.
         attention_mask: `(B, T)`.
-        in_step: the ranks make equally many passes, with a sharded model.
 
     Raises:
-        SamplerError: nothing can make them, or ranks are in step.
+        SamplerError: nothing can make them.
     """
     pictured = [request for request in requests if request.images]
     if not pictured:
@@ -49,13 +52,57 @@ def image_inputs(
             f"{pictured[0].where} has images, and this sampler has nothing to read them with\n"
             "hint: TransformersSampler(…, images=ImageProcessor(hf_processor))"
         )
-    if in_step:
-        raise SamplerError(
-            f"{pictured[0].where} has images, and the model is sharded: the ranks whose rows have "
-            "no image would not go through the vision tower, and the others would wait for them\n"
-            "hint: sample with vLLM, or train without FSDP and ZeRO-3"
-        )
     return images.model_inputs(input_ids, attention_mask, [r.images for r in requests])
+
+
+def with_spare_row(
+    images: ImageInputs | None, requests: Sequence[SampleRequest]
+) -> list[SampleRequest]:
+    """Return the requests of a batch of one of several ranks, so that some row has an image.
+
+    Ranks that share a sharded model go through its vision tower together: the weights are gathered
+    there by all ranks, and one whose rows have no image would leave the others waiting for ever.
+    The request that is added is the last one, and asks for one token.
+
+    Args:
+        images: None if the model has no vision tower.
+        requests: of this rank.
+    """
+    if images is None or any(request.images for request in requests):
+        return list(requests)
+    ids, span = images.spare_row()
+    stops = requests[0].stop_token_ids
+    spare = SampleRequest(np.asarray(ids), 1, stops, 0, "spare row", 0, images=(span,))
+    return [*requests, spare]
+
+
+def dummy_row(images: ImageInputs | None, pad_token_id: int, device: Any) -> tuple[Any, Any]:
+    """Return `(1, T)` ids of a row of which nothing is kept, and the model's arguments for it."""
+    import torch
+
+    if images is None:
+        return torch.full((1, 1), pad_token_id, device=device), {}
+    row, span = images.spare_row()
+    ids = torch.tensor([row], device=device)
+    return ids, images.model_inputs(ids, torch.ones_like(ids), [[span]])
+
+
+def ends_at_limits(requests: Sequence[SampleRequest], start: int) -> Any:
+    """Return what ends each row of a `generate` at its own `max_tokens`.
+
+    Args:
+        requests: of the rows.
+        start: where the samples begin.
+    """
+    import torch
+
+    limits = [start + request.max_tokens for request in requests]
+
+    def ended(input_ids: Any, scores: Any, **_: Any) -> Any:
+        length = input_ids.shape[1]
+        return torch.tensor([length >= limit for limit in limits], device=input_ids.device)
+
+    return ended
 
 
 def never_drawn(requests: Sequence[SampleRequest], device: Any) -> list[Any]:

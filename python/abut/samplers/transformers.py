@@ -23,7 +23,14 @@ from abut.samplers.forward_passes import (
     is_sharded,
     next_logits,
 )
-from abut.samplers.image_inputs import ImageInputs, image_inputs, never_drawn
+from abut.samplers.image_inputs import (
+    ImageInputs,
+    dummy_row,
+    ends_at_limits,
+    image_inputs,
+    never_drawn,
+    with_spare_row,
+)
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import NAMED, SamplingKeywords, settings_of
 from abut.samplers.stop_strings import Spelled, StopStrings
@@ -175,8 +182,9 @@ class TransformersSampler:
         while waiting:
             alike = self._together(requests, _alike(requests, waiting))
             batch = self._fitting(requests, alike[: self._max_batch])
-            drawn = self._generate([requests[index] for index in batch])
-            samples.update(zip(batch, drawn, strict=True))
+            rows = [requests[index] for index in batch]
+            drawn = self._generate(with_spare_row(self._images, rows) if self._in_step else rows)
+            samples.update(zip(batch, drawn, strict=False))  # of a spare row there is no index
             waiting = [index for index in waiting if index not in samples]
         return [samples[index] for index in range(len(requests))]
 
@@ -259,19 +267,22 @@ class TransformersSampler:
             pad_token_id=self._pad_token_id,
             disable_compile=True,
         )
+        ends: list[Any] = [stops] if stops else []
         if self._in_step:
+            if self._images is not None:  # there may be a spare row
+                ends.append(ends_at_limits(requests, longest))
             any_rank_samples(True, device)
         # Weights that FSDP gathers in inference mode could not be trained afterwards.
         with torch.no_grad() if self._in_step else torch.inference_mode():
             output_ids = self._plain.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                **image_inputs(self._images, requests, ids, mask, in_step=self._in_step),
+                **image_inputs(self._images, requests, ids, mask),
                 generation_config=config,
                 logits_processor=LogitsProcessorList(
                     [*never_drawn(requests, device), *self._warpers(mask), draw]
                 ),
-                stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+                stopping_criteria=StoppingCriteriaList(ends),
                 # transformers would sync whole models as well, where DeepSpeed gathered them.
                 synced_gpus=self._in_step,
             )
@@ -290,8 +301,8 @@ class TransformersSampler:
         """Make the passes of other ranks with a dummy, until none of them samples any more."""
         device = self._plain.device
         while any_rank_samples(False, device):
-            ids = torch.full((1, 1), self._pad_token_id, device=device)
-            next_logits(self._plain, ids, torch.ones_like(ids), self._pad_token_id, True)
+            ids, inputs = dummy_row(self._images, self._pad_token_id, device)
+            next_logits(self._plain, ids, torch.ones_like(ids), self._pad_token_id, True, inputs)
 
     def _stop_strings(self, requests: Sequence[SampleRequest]) -> "StopStrings | None":
         stopping = [request for request in requests if request.stop]

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from abut.errors import ImageError, MissingExtraError, TemplateError, text_of
 from abut.images import BytesLru, Expansion, Image, ImageSpan
-from abut.template.image_proofs import prove
+from abut.template.image_proofs import probe_image, prove
 from abut.template.processor_calls import ProcessorCalls
 from abut.template.tensor_rules import Tensors, join
 
@@ -150,6 +150,17 @@ class ImageProcessor:
         made = self.tensors([[span.image for span in spans] for spans in rows])
         moved = {name: tensor.to(input_ids.device) for name, tensor in made.items()}
         return {**moved, **self.types(input_ids)}
+
+    def spare_row(self) -> tuple[list[int], ImageSpan]:
+        """Return the ids of a row with one small image, and the image in it.
+
+        Where ranks go through a vision tower together, a rank whose rows have no image adds it to
+        its forward pass, and drops what comes of it.
+        """
+        image = probe_image()
+        (ids,) = self._calls([[image]]).ids
+        media = [place for place, token in enumerate(ids) if token in self.media_token_ids]
+        return ids, ImageSpan(image, media[0], media[-1] + 1, len(media))
 
     def _process(self, image: Image) -> "_Processed":
         return self._processed.get(image.hash, lambda: self._processed_now(image), _bytes_of)
