@@ -179,6 +179,7 @@ FRAMES = [PIL.new("L", (2, 2), k) for k in (0, 99)]
         (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
         (encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
         (png(NOISE)[:2000], "the image is broken: "),
+        (PIL.open(io.BytesIO(png(NOISE)[:2000])), "the image is broken: "),
         (b"%!PS-Adobe-3.0 EPSF-3.0", "bytes are no image that abut reads\nhint: send PNG, JPEG"),
         (b"", "0 bytes are no image"),
         (encoded(PIL.fromarray(PIXELS), "TIFF"), "are no image that abut reads"),

@@ -139,7 +139,12 @@ class Image:
         if isinstance(value, np.ndarray):
             return _of_pixels(value := _checked_array(value), lambda: _png(value))
         if isinstance(value, _pillow().Image):
-            array = np.asarray(_rgb(value))
+            try:
+                array = np.asarray(_rgb(value))  # decodes now what Pillow has only opened
+            except (OSError, SyntaxError, ValueError) as error:
+                if isinstance(error, ImageError):
+                    raise
+                raise ImageError(f"the image is broken: {text_of(error)}") from error
             return _of_pixels(array, lambda: _png(array))
         raise ImageError(f"{type(value).__name__} is not an image\n{IMAGE_FORMS}")
 

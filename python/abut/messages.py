@@ -102,8 +102,8 @@ def image_content(value: Any) -> list[dict[str, Any]] | None:
         ImageError: as `Image.of`.
     """
     if isinstance(value, list):
-        pictured = any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in value)
-        return list(with_images(value)) if pictured and all(map(is_block, value)) else None
+        whole = has_images(value) and all(map(is_block, value))
+        return list(with_images(value)) if whole else None
     pillow = sys.modules.get("PIL.Image")  # who has a PIL image has imported it
     is_picture = pillow is not None and isinstance(value, pillow.Image)
     is_array = isinstance(value, np.ndarray) and value.dtype == np.uint8
@@ -121,6 +121,12 @@ def is_block(block: Any) -> bool:
     if kind == "text":
         return isinstance(block.get("text"), str) and set(block) == {"type", "text"}
     return kind in IMAGE_BLOCKS and block.get(kind) is not None and "text" not in block
+
+
+def has_images(content: Any) -> bool:
+    """Return whether a content has an image block, read or not."""
+    blocks = content if isinstance(content, list | tuple) else ()
+    return any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in blocks)
 
 
 def images_of(content: Any) -> list[Image]:

@@ -1,6 +1,7 @@
 """Rollouts with images: what the sampler gets, what is part of the row, and what is refused."""
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from abut.records.image_folder import ImageFolder
 from abut.records.record import from_record, to_record
 from abut.rollout.conversation import Conversation
 from abut.template import ImageProcessor
-from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, check_exact, env, row
+from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, asynced, check_exact, env, row
 from tests.kit.training.vision import chatml, llava, picture
 
 ONE, TWO, THREE = (Image.of(picture(k)) for k in (1, 2, 3))
@@ -88,6 +89,33 @@ def test_each_request_has_the_images_of_its_prompt(seeing: Stage, images: Any, t
     assert not mask[places].any()
     assert rollout.main_row.images == rollout.images
     assert rollout.messages[0] == {"role": "user", "content": [block(ONE), text("Which?")]}
+
+
+def test_images_of_an_asynchronous_environment_are_read_beside_its_loop(
+    seeing: Stage, monkeypatch: Any
+) -> None:
+    from abut import images
+
+    names: list[str] = []
+    real = images._of_pixels
+
+    def of_pixels(*args: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return real(*args)
+
+    loops: list[str] = []
+
+    class Looking(Talk):
+        texts = ([block(picture(41))], [{"role": "user", "content": [block(picture(42))]}], "x")
+
+        def say(self) -> Any:
+            loops.append(threading.current_thread().name)
+            return super().say()
+
+    monkeypatch.setattr(images, "_of_pixels", of_pixels)
+    assert len(play(seeing, asynced(Looking)).one.images) == 2
+    assert len(names) == 3, "the first one again at the end"
+    assert not set(names) & set(loops)
 
 
 def test_an_image_behind_the_last_sample_is_not_part_of_the_row(seeing: Stage) -> None:

@@ -33,7 +33,7 @@ from abut.envs.guarded import (
 )
 from abut.envs.task import EnvPool, RolloutTask
 from abut.errors import EnvError, ImageError, TemplateError
-from abut.messages import Message, images_of
+from abut.messages import Message, has_images, images_of, with_images
 from abut.rollout.batch import Batch
 
 T = TypeVar("T")
@@ -328,6 +328,7 @@ class LiveEnv:
                 )
             finally:
                 turn.end()
+            returned = await _with_images_read(returned)
             return then(returned, time.monotonic() - began)
 
         if (bound := own_loop(self._guarded.env)) is not None:
@@ -340,6 +341,32 @@ class LiveEnv:
             self._blocked_s += self._watched.blocked_s
         self._watched = self._loop.call(env, f"{env.__name__}.{method}", run)
         return self._watched.future
+
+
+async def _with_images_read(returned: Any) -> Any:
+    """Return what a method returned with its images read, on a thread.
+
+    A screenshot takes 15 ms to decode, and all asynchronous environments wait for their loop.
+    """
+    reply = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else None
+    if not isinstance(reply, list):
+        return returned
+    messages = [message for message in reply if isinstance(message, dict)]
+    if not any(map(has_images, (reply, *(message.get("content") for message in messages)))):
+        return returned
+
+    def read() -> list[Any]:
+        return [
+            {**one, "content": with_images(one["content"])}
+            if isinstance(one, dict) and "content" in one
+            else one
+            for one in with_images(reply)
+        ]
+
+    try:
+        return returned[0], await THREADS.ask(read)
+    except ImageError:  # the environment's mistake, which is named where replies are checked
+        return returned
 
 
 def _messages_of(reply: Reply) -> Sequence[Message]:
