@@ -164,7 +164,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 .venv-ray/deps.stamp: tests/ray/requirements.txt
 $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
-$(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses litellm openhands): \
+$(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses openhands): \
 	tests/gateway/clients/trainer.txt
 .venv-agents/openhands/deps.stamp: PYTHON = $(OPENHANDS_PYTHON)
 # Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.

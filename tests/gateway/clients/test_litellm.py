@@ -1,7 +1,4 @@
-"""LiteLLM in a loop of somebody's own: it sends its message object back, or the dump of that.
-
-It speaks every dialect.
-"""
+"""LiteLLM in a loop of somebody's own: it sends its message object back, or the dump of that."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +8,6 @@ import pytest
 
 from abut import agent
 from tests.kit.clients.conversation import FOLLOW, LOOKUP, QUESTION, SAYS, SYSTEM, Heard, found
-from tests.kit.clients.template_stage import TemplateStage, on_each_template
 
 ENVIRONMENTS = ("litellm", "harnesses")
 
@@ -71,37 +67,6 @@ def test_a_loop_with_a_tool(heard: Play, ask: Callable[..., Any]) -> None:
     one.check_same_as_env()
     assert not one.rewrites
     assert all(request.stream == (ask is streamed) for request in one.asked)
-
-
-@on_each_template
-@pytest.mark.parametrize("ask", [plain, streamed])
-@pytest.mark.parametrize("provider", ["openai/responses", "anthropic", "gemini"])
-def test_each_dialect(
-    heard: Play, stage: TemplateStage, provider: str, ask: Callable[..., Any]
-) -> None:
-    @agent
-    def solve(endpoint: Any) -> float:
-        urls = {"anthropic": endpoint.anthropic_url, "gemini": endpoint.gemini_url}
-        return loop(
-            endpoint,
-            ask,
-            [LOOKUP] if stage.takes_tools else None,
-            model=f"{provider}/{endpoint.model}",
-            api_base=urls.get(provider, endpoint.base_url),
-            max_tokens=5000,
-        )
-
-    one = heard(solve)
-    first = None
-    if provider == "gemini":  # it makes the system prompt a part of the first user message
-        joint = stage.processor.text_joints.get("user")
-        text = ("\n" if joint is None else joint).join([SYSTEM, QUESTION])
-        first = [{"role": "user", "content": text}]
-    one.check_same_as_env(first=first)
-    assert not one.rewrites
-    # Of a model that it does not know it makes the stream itself, in Responses.
-    streams = ask is streamed and provider != "openai/responses"
-    assert all(request.stream == streams for request in one.asked)
 
 
 def test_async(heard: Play) -> None:
