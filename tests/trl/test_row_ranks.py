@@ -9,6 +9,8 @@ from tests.kit.training.ranks import run_ranks
 pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+import transformers
+
 from abut.trl.version import METRICS_OF_TOKENS, trl_version
 from tests.kit.training.ranks.rows import WHOLE_ROWS, script
 from tests.kit.training.row_cases import WORST
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.slow
 def test_the_gradient_of_two_ranks_is_that_of_all_rollouts(
     tmp_path: Path, kind: str, loss_type: str, iterations: int
 ) -> None:
+    if kind == "fsdp2" and transformers.__version__.startswith("4."):
+        pytest.skip("transformers 4 sets up FSDP on a GPU alone")
     ranks = run_ranks("rows", tmp_path, kind, loss_type, iterations)
     wrapped = "DistributedDataParallel" if kind == "ddp" else "FSDPQwen3ForCausalLM"
     assert [rank["model"] for rank in ranks] == [wrapped] * 2

@@ -29,6 +29,17 @@ Script = Callable[[random.Random, Any], Rollout]
 """Makes the rollout of a task with random draws of its own."""
 
 
+class _PieceOf(TrainerCallback):  # type: ignore[misc]
+    """Has a piece hold so many rows, where a micro-step has more rollouts than that."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def on_train_begin(self, args: Any, *_: Any, **kwargs: Any) -> None:
+        # Not before: transformers 4 makes the batches of the dataset by it when training begins.
+        args.per_device_train_batch_size = self._rows
+
+
 def random_ids(rng: random.Random, count: int) -> list[int]:
     """Ordinary ids of the demo's tokenizer."""
     return [rng.randrange(3, 400) for _ in range(count)]
@@ -268,7 +279,7 @@ class RowsRun:
         if extend:
             assert abut.trl.extend(self.trainer) is self.trainer
         if piece is not None:
-            self.trainer.args.per_device_train_batch_size = piece  # what a piece holds
+            self.trainer.add_callback(_PieceOf(piece))
         self._rollouts = rollouts
         # An adapter's reference is the model without it.
         self.reference = float64_model(seed=0 if peft_config else 1)[1]
