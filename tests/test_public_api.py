@@ -157,6 +157,7 @@ Rollout
   prompt_ids = None
   images = ()
   branches = ()
+  dropped_images = ()
   name = None
   session = None
   row_reward = None
@@ -382,7 +383,7 @@ gateway.Gateway(host='127.0.0.1', port=0, public_url=None, key=None, *, key_file
 rewrites=('text_lost', 'stop_put_back', 'calls_as_text', 'code_again', 'empty_turn_left_out', \
 'thinking_as_text', 'arguments_read'), \
 unenforced='refuse', sampler=None, tokenizer=None, config=None, recorder=None, idle_s=600.0, \
-agents_may_end=False, session_header=None)
+agents_may_end=False, session_header=None, max_body_bytes=67108864)
   base_url
   end(rollout_id, reward=None, *, extras=None, rewards=None, names=None)
   endpoint(rollout_id)

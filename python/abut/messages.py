@@ -135,6 +135,25 @@ def images_of(content: Any) -> list[Image]:
     return [value for block in blocks if isinstance(value := image_in(block), Image)]
 
 
+def blocks_of(parts: Iterable[str | Image]) -> list[dict[str, Any]]:
+    """Return the content blocks of texts and images."""
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": part}
+        for part in parts
+    ]
+
+
+def with_hashes(message: Message) -> Message:
+    """Return a message with the hashes of its images in their place, for digests."""
+    content: Any = message.get("content")
+    if not images_of(content):
+        return message
+    hashed = [{**b, "image": b["image"].hash} if images_of([b]) else b for b in content]
+    return {**message, "content": hashed}
+
+
 def with_arguments(message: Message, form: Literal["object", "text"]) -> Message:
     """Return the message with the arguments of its calls as objects, or as their JSON text.
 

@@ -46,6 +46,24 @@ def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=os.fspath(source))
 
 
+def load_hf_processor(source: str | os.PathLike[str]) -> Any:
+    """Load a transformers processor from a name or a folder: of a text model, its tokenizer.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+        OSError: there is no such model.
+    """
+    if is_tokenizer_file(source):
+        return load_hf_tokenizer(source)
+    try:
+        from transformers import AutoProcessor
+    except ImportError as error:
+        raise MissingExtraError(
+            "a transformers processor needs transformers: pip install 'abut[hf]'"
+        ) from error
+    return AutoProcessor.from_pretrained(os.fspath(source), trust_remote_code=False)
+
+
 def is_tokenizer_file(source: str | os.PathLike[str]) -> bool:
     """Return whether this names a lone tokenizer.json, not a model or its folder."""
     return Path(source).is_file() or Path(source).suffix == ".json"

@@ -344,7 +344,7 @@ def test_no_warning_where_only_what_was_thrown_away_trains_nothing(
     ("fields", "why"),
     [
         ({"response_format": {"type": "json_object"}}, "response_format is not enforced"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "data: URL"),
         ({"n": 2}, "n=2: one sample each request"),
     ],
 )

@@ -222,7 +222,7 @@ def test_what_is_asked() -> None:
         ({"contents": [{"role": "tool", "parts": []}]}, "contents", "a role of user"),
         ({"contents": [{"parts": [{"inlineData": {}}]}]}, "contents", "inlineData"),
         ({"contents": [{"parts": "a"}]}, "contents", "must have parts"),
-        ({"systemInstruction": {"parts": [{"fileData": {}}]}}, "systemInstruction", "fileData"),
+        ({"systemInstruction": {"parts": [{"fileData": {}}]}}, "systemInstruction", "a file"),
     ],
 )
 def test_what_cannot_be_exact_is_a_400_that_names_the_field(

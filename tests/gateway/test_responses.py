@@ -421,7 +421,7 @@ def test_what_is_asked() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input",
-            "input_image",
+            "an image, and none is taken there",
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input", "without a call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens=0"),

@@ -91,6 +91,13 @@ def add_to(commands: Commands) -> None:
         metavar="HEADER",
         help="the header by which clients say which session a call belongs to",
     )
+    parser.add_argument(
+        "--max-body-bytes",
+        type=positive,
+        default=64 * 2**20,
+        metavar="N",
+        help="the largest request; with 40 screenshots it has 53 MB (64 MiB)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -121,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         idle_s=args.idle,
         agents_may_end=args.agents_may_end,
         session_header=args.session_header,
+        max_body_bytes=args.max_body_bytes,
     )
     said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
     with gateway:

@@ -55,6 +55,13 @@ _IMAGE: dict[str, Type] = {
     "end": "int32",
 }
 
+_DROPPED: dict[str, Type] = {
+    "cause": "string",
+    "hashes": ["string"],
+    "image_tokens": "int32",
+    "reread_tokens": "int32",
+}
+
 _BRANCH: dict[str, Type] = {
     **_COLUMNS,
     "cause": "string",
@@ -88,6 +95,7 @@ ROLLOUT: Mapping[str, Type] = {
     "images": [_IMAGE],
     "turns": [_TURN],
     "branches": [_BRANCH],
+    "dropped_images": [_DROPPED],
     "name": "string",
     "session": "string",
     "row_reward": "float64",
@@ -190,6 +198,15 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             }
             for branch in rollout.branches
         ],
+        "dropped_images": [
+            {
+                "cause": dropped.cause,
+                "hashes": [image.hash for image in dropped.images],
+                "image_tokens": dropped.image_tokens,
+                "reread_tokens": dropped.reread_tokens,
+            }
+            for dropped in rollout.dropped_images
+        ],
         "name": rollout.name,
         "session": rollout.session,
         "row_reward": rollout.row_reward,
@@ -248,6 +265,7 @@ _UNNAMED_ROW: dict[str, Any] = {
     "row_reward": None,
     "row_trained": True,
     "images": [],
+    "dropped_images": [],
 }
 _UNNAMED: dict[str, Any] = {
     "followed": None,

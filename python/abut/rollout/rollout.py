@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Columns
-from abut.images import ImageSpan
+from abut.images import Image, ImageSpan
 from abut.messages import Message
 from abut.samplers.sampler import Sample
 
@@ -146,6 +146,20 @@ class Branch:
         return [turn.reward for turn in self.turns_before]
 
 
+@dataclass(frozen=True)
+class DroppedImages:
+    """Images that an agent left out of its history, so that its conversation forked."""
+
+    images: tuple[Image, ...]
+    cause: BranchCause
+    """Of the branch that no longer has them."""
+    image_tokens: int
+    """How many tokens had stood for them."""
+    reread_tokens: int
+    """The cost: how many tokens of the branch's first prompt stand behind what it shares with the
+    conversation before, so that no engine has them from there."""
+
+
 @dataclass
 class Rollout:
     """A trajectory with reward, timing and errors."""
@@ -162,6 +176,8 @@ class Rollout:
     """As in `Branch`, of the row. An image behind the last sampled token is not part of it."""
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The tokens that an agent sampled outside the conversation that became the row."""
+    dropped_images: Sequence[DroppedImages] = field(default=(), compare=False)
+    """The images that an agent left out of its history, an entry for each fork."""
     name: str | None = None
     """As in `Branch`, of the conversation that became the row. So are `session`, `row_reward` and
     `row_trained`."""

@@ -131,6 +131,7 @@ class EngineSampler:
     Attributes:
         in_process: whether turns are sampled by a model in this process, which no clock can
             interrupt.
+        takes_images: whether it honours the images of a request.
     """
 
     def __init__(self, sampler: AnySampler) -> None:
@@ -143,7 +144,7 @@ class EngineSampler:
             self._one_turn = sampler
         self._bounded = sampler if isinstance(sampler, BoundedSampler) else None
         self._forgetting = sampler if isinstance(sampler, ForgettingSampler) else None
-        self._takes_images = isinstance(sampler, ImageSampler) and sampler.takes_images
+        self.takes_images = isinstance(sampler, ImageSampler) and sampler.takes_images
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -171,7 +172,7 @@ class EngineSampler:
         Raises:
             TypeError: it has images, and the sampler does not take them.
         """
-        if request.images and not self._takes_images:
+        if request.images and not self.takes_images:
             raise TypeError(
                 f"{request.where} has images, and {type(self._sampler).__name__} takes none\n"
                 "hint: sample with a sampler whose takes_images is True, such as "

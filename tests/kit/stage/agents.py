@@ -82,7 +82,7 @@ def play_agents(
             gateway.stop()
 
 
-def says(stage: Stage, *texts: str, **options: Any) -> Recording:
+def says(stage: Stage, *texts: str, kind: type[Recording] = Recording, **options: Any) -> Recording:
     """A sampler that says each text in its turn, the last one again and again."""
     texts = texts or ("yes",)
 
@@ -90,7 +90,7 @@ def says(stage: Stage, *texts: str, **options: Any) -> Recording:
         text = texts[min(request.turn, len(texts) - 1)]
         return [*stage.tokenizer.encode(text, added="parse"), stage.processor.close_token_id]
 
-    return Recording(script, **options)
+    return kind(script, **options)
 
 
 def serving(sampler: Any, hf_tokenizer: Any, recorder: Any = None, **options: Any) -> Gateway:

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 from tests.kit.checkout import DEMO_ASSETS  # noqa: E402
+from tests.kit.clients.image_pictures import picture as picture  # noqa: E402
 from tests.kit.data.trl_templates import TRL  # noqa: E402
 
 CHATML_OF = (
@@ -383,14 +384,6 @@ FAMILIES: dict[str, Callable[[], Family]] = {
         llava_next,
     )
 }
-
-
-def picture(seed: int, width: int = 48, height: int = 32) -> Any:
-    """`(height, width, 3)` uint8: blocks of colours, so that a processor's scaling changes it."""
-    random = np.random.default_rng(seed)
-    blocks = random.integers(0, 256, (4, 6, 3), dtype=np.uint8)
-    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 6 // width
-    return blocks[rows][:, columns]
 
 
 def model_of(family: Family) -> Any:

@@ -21,6 +21,7 @@ from abut.gateway.dialects.claude_code import reads_as
 from abut.gateway.dialects.dialect import (
     HttpDialect,
     Like,
+    blocks_in,
     check_form,
     check_tools,
     content_of,
@@ -35,12 +36,20 @@ from abut.gateway.dialects.dialect import (
     text_at,
 )
 from abut.gateway.dialects.history_reader import HistoryReader, read_history, settings_of
+from abut.gateway.dialects.image_fields import (
+    ImageField,
+    base64_at,
+    check_media_type,
+    not_fetched,
+    unread,
+)
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep
 from abut.gateway.ledger.entry import BranchEntry, Calls, ids_of, without_space
 from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import Refusal, short
+from abut.images import Image
 from abut.messages import Message
 
 AnthropicRewrite: TypeAlias = Literal["empty_turn_left_out", "arguments_read"]
@@ -132,6 +141,17 @@ class Anthropic(HttpDialect):
             dialect=self,
         )
 
+    def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
+        """Yield the blocks of the type `image`, see `HttpDialect.image_fields`."""
+        role, where = str(element.get("role")), f"messages[{place}]"
+        for number, block in blocks_in(element, "content"):
+            path = f"{where}.content[{number}]"
+            if block.get("type") == "tool_result":
+                for inner, shown in blocks_in(block, "content"):
+                    yield from _image_field(shown, f"{path}.content[{inner}]", "tool")
+            else:
+                yield from _image_field(block, path, role)
+
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
     ) -> str | None:
@@ -170,6 +190,16 @@ class Anthropic(HttpDialect):
     def refused_event(self, refusal: Refusal) -> bytes:
         """Return the event that ends a stream whose turn was refused."""
         return named_event(error_body(refusal))
+
+
+def _image_field(block: dict[str, Any], path: str, role: str) -> Iterator[ImageField]:
+    """Yield the source of a block, if it is an image."""
+    if block.get("type") == "image":
+        path, source = f"{path}.source", block.get("source")
+        if not isinstance(source, dict) or source.get("type") != "base64":
+            raise not_fetched(path, source)
+        check_media_type(source.get("media_type"), f"{path}.media_type")
+        yield ImageField(path, role, base64_at(source, "data", path), block, "source")
 
 
 def _refuse(body: Mapping[str, Any]) -> None:
@@ -219,7 +249,7 @@ def _tools(given: list[Any]) -> _Tools:
 
 def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
     """Return the line for billing, and the system message if there is one."""
-    texts = _texts(body.get("system"), "system")
+    texts = [text for text in _parts(body.get("system"), "system") if isinstance(text, str)]
     billing = "".join(text for text in texts if text.startswith(_BILLING))
     shown = [text for text in texts if not text.startswith(_BILLING)]
     return billing, [{"role": "system", "content": content_of(shown)}] if shown else []
@@ -281,7 +311,7 @@ def _answer(blocks: list[dict[str, Any]], where: str) -> Message:
         elif kind == "tool_use":
             turn.add_call(_call(block, where))
         else:
-            raise _unread(where, kind)
+            raise unread(where, kind)
     return turn.end()
 
 
@@ -306,26 +336,28 @@ def _said(
     """Return the messages of a client's message.
 
     First the results, in the order of the calls, whose ids a template does not show: Claude Code
-    sends them as its tools finish. Then one message of the texts, so a text that a client appends
+    sends them as its tools finish. Then one message of the others, so a text that a client appends
     later is a message of its own.
     """
     results = [block for block in blocks if block.get("type") == "tool_result"]
     results.sort(key=lambda block: calls.get(str(block.get("tool_use_id")), len(calls)))
     messages: list[Message] = []
     for block in results:
-        texts = _texts(block.get("content"), where, deferred)
+        said = _parts(block.get("content"), where, deferred)
         id_ = block.get("tool_use_id")
         if not isinstance(id_, str):
             raise Refusal(f"{where} has a tool_result without a tool_use_id", param="messages")
-        messages.append({"role": "tool", "tool_call_id": id_, "content": content_of(texts)})
-    said = [block for block in blocks if block.get("type") != "tool_result"]
-    if said or not results:
-        messages.append({"role": role, "content": content_of(_texts(said, where))})
+        messages.append({"role": "tool", "tool_call_id": id_, "content": content_of(said)})
+    others = [block for block in blocks if block.get("type") != "tool_result"]
+    if others or not results:
+        messages.append({"role": role, "content": content_of(_parts(others, where))})
     return messages
 
 
-def _texts(content: Any, where: str, deferred: Mapping[str, str] | None = None) -> list[str]:
-    """Return the texts of a content.
+def _parts(
+    content: Any, where: str, deferred: Mapping[str, str] | None = None
+) -> list[str | Image]:
+    """Return the texts and images of a content.
 
     Args:
         content: a text, or blocks.
@@ -338,17 +370,19 @@ def _texts(content: Any, where: str, deferred: Mapping[str, str] | None = None) 
         return [content]
     if not isinstance(content, list):
         raise Refusal(f"{where} must be a text or blocks of text", param=where.partition("[")[0])
-    texts = []
+    parts: list[str | Image] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
-            texts.append(_text(block, "text", where))
+            parts.append(_text(block, "text", where))
+        elif kind == "image" and isinstance(block.get("source"), Image):
+            parts.append(block["source"])
         elif kind == "tool_reference" and deferred is not None:
             name = _text(block, "tool_name", where)
-            texts.append(deferred.get(name) or json.dumps({"name": name}, ensure_ascii=False))
+            parts.append(deferred.get(name) or json.dumps({"name": name}, ensure_ascii=False))
         else:
-            raise _unread(where, kind)
-    return texts
+            raise unread(where, kind)
+    return parts
 
 
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:
@@ -356,10 +390,3 @@ def _text(block: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(text, str):
         raise Refusal(f"{where} has a {name} that is not a text", param=where.partition("[")[0])
     return text
-
-
-def _unread(where: str, kind: Any) -> Refusal:
-    return Refusal(
-        f"{where} has a block of the type {short(kind)}, and abut is text only",
-        param=where.partition("[")[0],
-    )

@@ -14,6 +14,7 @@ from abut.gateway.dialects.dialect import (
     HttpDialect,
     Like,
     Unenforced,
+    blocks_in,
     check_form,
     check_tools,
     data_event,
@@ -24,11 +25,13 @@ from abut.gateway.dialects.dialect import (
     stops,
     text_at,
 )
+from abut.gateway.dialects.image_fields import ImageField, base64_of_url, unread
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest, PolicyAnswer
 from abut.gateway.ledger.comparable import MOST_DEPTH, calls_of, is_deep, text_of
 from abut.gateway.ledger.entry import OWN_KEYS, BranchEntry, Calls, ids_of, without_space
 from abut.gateway.ledger.matching import key_of_calls
 from abut.gateway.ledger.refusal import Refusal, short
+from abut.images import Image
 from abut.messages import Message, strange_block
 
 ChatRewrite: TypeAlias = Literal[
@@ -133,6 +136,19 @@ class Chat(HttpDialect):
             dialect=self,
         )
         return request if like is None else request.with_frame_of(like.request)
+
+    def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
+        """Yield the parts of the type `image_url`, see `HttpDialect.image_fields`."""
+        for number, part in blocks_in(element, "content"):
+            if part.get("type") == "image_url":
+                path = f"messages[{place}].content[{number}].image_url"
+                given = part.get("image_url")
+                url = given.get("url") if isinstance(given, dict) else given
+                detail = isinstance(given, dict) and given.get("detail") is not None
+                role = str(element.get("role")).replace("developer", "system")
+                data = base64_of_url(url, path)
+                ignored = "image_url.detail" if detail else None
+                yield ImageField(path, role, data, part, "image_url", ignored)
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
@@ -253,14 +269,13 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
             message.pop(key, None)
         content = message.get("content")
         if type(content) is not str:
-            content = _without_thinking(message)
-            if (block := strange_block(content)) is not None:
+            content = _with_images(message, _without_thinking(message))
+            if (block := strange_block(_texts_in(content))) is not None:
+                raise unread(where, block)
+            if text_of(_texts_in(content)) is None:
                 raise Refusal(
-                    f"{where} has content of the type {short(block)}, and abut is text only",
-                    param="messages",
+                    f"{where}.content must be text, or parts of text and images", param="messages"
                 )
-            if text_of(content) is None:
-                raise Refusal(f"{where}.content must be text or parts of text", param="messages")
         if any(type(value) is not str and is_deep(value) for value in message.values()):
             raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="messages")
         calls = message.get("tool_calls")
@@ -293,6 +308,25 @@ def _without_thinking(message: Message) -> Any:
     if not message.get("reasoning_content"):
         message["reasoning_content"] = "".join(map(str, texts))
     return message["content"]
+
+
+def _with_images(message: Message, content: Any) -> Any:
+    """Write the images in a content as other dialects do; return the content."""
+    if any(isinstance(part.get("image_url"), Image) for _, part in blocks_in(message, "content")):
+        content = message["content"] = [
+            {"type": "image", "image": part["image_url"]}
+            if isinstance(part, dict) and isinstance(part.get("image_url"), Image)
+            else part
+            for part in content
+        ]
+    return content
+
+
+def _texts_in(content: Any) -> Any:
+    """Return a content without its images."""
+    if not isinstance(content, list):
+        return content
+    return [p for p in content if not (isinstance(p, dict) and isinstance(p.get("image"), Image))]
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:

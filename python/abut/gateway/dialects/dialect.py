@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from abut._native import Tokenizer
+from abut.gateway.dialects.image_fields import ImageField
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.entry import Dialect
 from abut.gateway.ledger.refusal import Refusal, short
+from abut.images import Image
+from abut.messages import blocks_of
 
 Unenforced: TypeAlias = Literal["refuse", "accept"]
 """How a request for a form of the answer is taken: it is refused, or sampled freely."""
@@ -89,6 +92,23 @@ class HttpDialect(Dialect, ABC):
             Refusal: names the field that is wrong, or that could not be exact.
         """
 
+    def history_in(self, body: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the list in a body that grows with the conversation; empty if it has none."""
+        history = body.get(self.list_key)
+        return history if isinstance(history, list) else ()
+
+    @abstractmethod
+    def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
+        """Yield the fields of an element that hold an image; `read` takes them with an `Image`.
+
+        Args:
+            element: of the list that grows, unread.
+            place: its index.
+
+        Raises:
+            Refusal: a field holds an image that is not taken.
+        """
+
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AgentRequest:
@@ -157,6 +177,14 @@ def request_like(like: Like | None, fields: Callable[[], AgentRequest]) -> Agent
     return like.request if like.same_fields else fields().with_frame_of(like.request)
 
 
+def blocks_in(value: Any, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects in a list of blocks, with their indices; nothing if it is no such list."""
+    blocks = value.get(key) if isinstance(value, dict) else None
+    for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        if isinstance(block, dict):
+            yield number, block
+
+
 def data_event(value: Any) -> bytes:
     """Return a server-sent event without a name."""
     return b"data: " + json.dumps(value).encode() + b"\n\n"
@@ -167,11 +195,11 @@ def named_event(value: Mapping[str, Any]) -> bytes:
     return b"event: " + str(value["type"]).encode() + b"\n" + data_event(value)
 
 
-def content_of(texts: Sequence[str]) -> Any:
-    """Return the content of a message: a single text as it is, else text parts."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts] or ""
+def content_of(parts: Sequence[str | Image]) -> Any:
+    """Return the content of a message: a single text as it is, else blocks of texts and images."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return blocks_of(parts) or ""
 
 
 # ---- fields of a body: each is read, or refused by its name

@@ -6,7 +6,7 @@ turn, in the order in which an answer has its parts.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from abut._native import Tokenizer
@@ -25,11 +25,13 @@ from abut.gateway.dialects.dialect import (
 from abut.gateway.dialects.gemini_answers import content_chunks, content_response, error_body
 from abut.gateway.dialects.gemini_contents import (
     ContentReader,
+    image_fields,
     object_of,
     texts_of_content,
     value_of,
 )
 from abut.gateway.dialects.history_reader import read_history, settings_of
+from abut.gateway.dialects.image_fields import ImageField
 from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.messages import Message
@@ -148,6 +150,15 @@ class Gemini(HttpDialect):
             rollout_id=body.get("rollout_id"),
             dialect=self,
         )
+
+    def history_in(self, body: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the contents, of a request to count as well."""
+        counted = value_of(body, _COUNTED)
+        return super().history_in(counted if isinstance(counted, dict) else body)
+
+    def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
+        """Yield the images of a content, see `HttpDialect.image_fields`."""
+        return image_fields(element, f"contents[{place}]")
 
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None

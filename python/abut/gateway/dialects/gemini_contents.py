@@ -13,15 +13,24 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abut.gateway.dialects.dialect import content_of
+from abut.gateway.dialects.dialect import blocks_in, content_of
 from abut.gateway.dialects.history_reader import HistoryReader
+from abut.gateway.dialects.image_fields import (
+    ImageField,
+    base64_at,
+    check_media_type,
+    not_fetched,
+    unread,
+)
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.agent_call import HANDLES
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
-from abut.gateway.ledger.refusal import Refusal, short
+from abut.gateway.ledger.refusal import Refusal
+from abut.images import Image
 from abut.messages import Message
 
 _UPPER = re.compile("[A-Z]")
+_STANDARD = str.maketrans("-_", "+/")
 _ROLES = ("user", "model", "function")
 # A part has one of them.
 _DATA = (
@@ -205,23 +214,57 @@ class _ModelTurn(ReturnedTurn):
 
 
 def _said(parts: list[Mapping[str, Any]], where: str, ids: _Ids) -> list[Message]:
-    """Return the results of a client's content, and its texts as one message behind them."""
+    """Return the results of a client's content, and the other parts as a message behind them."""
     messages: list[Message] = []
-    texts: list[str] = []
+    others: list[str | Image] = []
     for part in parts:
         response = value_of(part, "functionResponse")
         if response is None:
-            texts.append(_text(part, where))
+            is_image = value_of(part, "inlineData") is not None
+            others.append(_image(part, where) if is_image else _text(part, where))
             continue
         name = object_of(response, where).get("name")
         if not isinstance(name, str):
             raise Refusal(f"{where} has a functionResponse without a name", param="contents")
         id_ = ids.result(name, response.get("id"))
-        message: Message = {"role": "tool", "content": _result(response.get("response"))}
+        text = _result(response.get("response"))
+        shown = [_image(part, where) for _, part in blocks_in(response, "parts")]
+        message: Message = {"role": "tool", "content": content_of([text, *shown])}
         messages.append(message | ({"name": name} if id_ is None else {"tool_call_id": id_}))
-    if texts or not messages:
-        messages.append({"role": "user", "content": content_of(texts)})
+    if others or not messages:
+        messages.append({"role": "user", "content": content_of(others)})
     return messages
+
+
+def image_fields(content: Any, where: str) -> Iterator[ImageField]:
+    """Yield the images of a content, those that tools return among them.
+
+    Args:
+        content: of a body.
+        where: it stands in the body.
+    """
+    role = {None: "user", "model": "assistant"}.get(role := content.get("role"), role)
+    parts = blocks_in(content, "parts")
+    if isinstance(alone := content.get("parts"), dict):
+        parts = iter([(0, alone)])
+    for number, part in parts:
+        path = f"{where}.parts[{number}]"
+        yield from _image_field(part, path, str(role))
+        for key in ("functionResponse", "function_response"):
+            for inner, shown in blocks_in(part.get(key), "parts"):
+                yield from _image_field(shown, f"{path}.{key}.parts[{inner}]", "tool")
+
+
+def _image_field(part: dict[str, Any], path: str, role: str) -> Iterator[ImageField]:
+    if (elsewhere := value_of(part, "fileData")) is not None:
+        raise not_fetched(f"{path}.fileData", elsewhere)
+    key = "inlineData" if part.get("inlineData") is not None else "inline_data"
+    if isinstance(data := part.get(key), dict):
+        path = f"{path}.{key}"
+        check_media_type(value_of(data, "mimeType"), f"{path}.mimeType")
+        # Google's SDK writes base64 for URLs, and JSON of protobuf leaves out its end.
+        text = base64_at(data, "data", path).translate(_STANDARD).rstrip("=")
+        yield ImageField(path, role, text + "=" * (-len(text) % 4), part, key)
 
 
 def _result(response: Any) -> str:
@@ -254,11 +297,22 @@ def _text(part: Mapping[str, Any], where: str) -> str:
     if isinstance(text, str):
         return text
     if text is not None or {*part} - {"thought", "thoughtSignature", "thought_signature"}:
-        raise Refusal(
-            f"{where} has a part with {short(sorted(part))}, and abut is text only",
-            param=where.partition("[")[0],
-        )
+        raise _unread(part, where)
     return ""
+
+
+def _image(part: Mapping[str, Any], where: str) -> Image:
+    """Return the image of a part that has one, and nothing else."""
+    image = value_of(part, "inlineData")
+    if not isinstance(image, Image):
+        raise _unread(part, where)
+    return image
+
+
+def _unread(part: Mapping[str, Any], where: str) -> Refusal:
+    data = value_of(part, "inlineData")
+    kind = value_of(data, "mimeType") if isinstance(data, dict) else None
+    return unread(where, kind or ", ".join(sorted(part)))
 
 
 def _handle(signature: Any) -> str:

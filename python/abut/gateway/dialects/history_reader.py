@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from abut.gateway.dialects.dialect import Like
-from abut.messages import Message
+from abut.messages import Message, with_hashes
 
 
 class HistoryReader(ABC):
@@ -72,7 +72,7 @@ class HistoryReader(ABC):
         ends_here = self.close()
         last = self._last_digest
         for at in range(start, len(self.messages)):
-            last = _digest(last, self.messages[at])
+            last = _digest(last, with_hashes(self.messages[at]))
             self._digests.append(last)
             if at < start + len(replaced) and replaced[at - start][0] == last:
                 # Matching compares messages, and an object with itself at once.

@@ -24,8 +24,14 @@ from abut.gateway.dialects.dialect import (
     text_at,
 )
 from abut.gateway.dialects.history_reader import read_history, settings_of
+from abut.gateway.dialects.image_fields import ImageField
 from abut.gateway.dialects.responses_answers import events, response_body
-from abut.gateway.dialects.responses_items import THINKING_AS_TEXT, BodyTools, ItemReader
+from abut.gateway.dialects.responses_items import (
+    THINKING_AS_TEXT,
+    BodyTools,
+    ItemReader,
+    image_fields,
+)
 from abut.gateway.dialects.responses_tools import (
     ResponsesTools,
     add_tools,
@@ -140,6 +146,10 @@ class Responses(HttpDialect):
             echo=_echoed(body),
             dialect=self,
         )
+
+    def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
+        """Yield the images of an item, see `HttpDialect.image_fields`."""
+        return image_fields(element, f"input[{place}]")
 
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool

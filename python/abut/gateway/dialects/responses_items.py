@@ -6,16 +6,23 @@ states and labels of items say nothing.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from abut.gateway.dialects.dialect import content_of, text_at
+from abut.gateway.dialects.dialect import blocks_in, content_of, text_at
 from abut.gateway.dialects.history_reader import HistoryReader
+from abut.gateway.dialects.image_fields import (
+    ImageField,
+    base64_of_url,
+    not_fetched,
+    unread,
+)
 from abut.gateway.dialects.responses_tools import ResponsesTools, add_tools, call_of_item
 from abut.gateway.dialects.returned_turn import ReturnedTurn
 from abut.gateway.ledger.comparable import MOST_DEPTH, is_deep
 from abut.gateway.ledger.entry import REREAD, RESPELLED
 from abut.gateway.ledger.refusal import Refusal, short
+from abut.images import Image
 from abut.messages import Message
 
 THINKING_AS_TEXT = "thinking_as_text"
@@ -23,9 +30,11 @@ THINKING_AS_TEXT = "thinking_as_text"
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_CALLS = ("function_call", "custom_tool_call", "tool_search_call")
+_CALLS = ("function_call", "custom_tool_call", "tool_search_call", "computer_call")
 _FOUND = "tool_search_output"
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_SCREENSHOT = "computer_call_output"
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", _SCREENSHOT)
+_IMAGES = ("input_image", "computer_screenshot")
 # The field of a message for each list of texts of a reasoning item.
 _REASONING = {"summary": "reasoning_content", "content": "reasoning"}
 _THINKING = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
@@ -152,7 +161,7 @@ def _is_refusal(part: Any) -> bool:
 def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> Message:
     """Return the message of an input; `tools` get what it has found, if it is a search's."""
     if kind == "message":
-        return {"role": item["role"], "content": content_of(_texts(item.get("content"), where))}
+        return {"role": item["role"], "content": content_of(_parts(item.get("content"), where))}
     if kind != _FOUND and kind not in _OUTPUTS:
         raise Refusal(
             f"{where} has the type {short(kind)}, and abut takes messages, reasoning, calls of "
@@ -167,25 +176,59 @@ def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools)
         found = [tool["function"] for tool in tools.shown]
         content = json.dumps(found, ensure_ascii=False)
     else:
-        content = content_of(_texts(item.get("output"), where))
+        output = item.get("output")
+        content = content_of(_parts([output] if kind == _SCREENSHOT else output, where))
     return {"role": "tool", "tool_call_id": id_, "content": content}
 
 
+def image_fields(item: Mapping[str, Any], where: str) -> Iterator[ImageField]:
+    """Yield the images in the content or output of an item.
+
+    Args:
+        item: of a body.
+        where: it stands in the body.
+    """
+    role = str(item.get("role")).replace("developer", "system")
+    for number, part in blocks_in(item, "content"):
+        yield from _image_field(part, f"{where}.content[{number}]", role)
+    if isinstance(output := item.get("output"), dict):
+        yield from _image_field(output, f"{where}.output", "tool")
+    for number, part in blocks_in(item, "output"):
+        yield from _image_field(part, f"{where}.output[{number}]", "tool")
+
+
+def _image_field(part: dict[str, Any], path: str, role: str) -> Iterator[ImageField]:
+    if (kind := part.get("type")) in _IMAGES:
+        if part.get("image_url") is None and part.get("file_id") is not None:
+            raise not_fetched(f"{path}.file_id", part["file_id"])
+        data = base64_of_url(part.get("image_url"), f"{path}.image_url")
+        ignored = None if part.get("detail") is None else f"{kind}.detail"
+        yield ImageField(f"{path}.image_url", role, data, part, "image_url", ignored)
+
+
 def _texts(content: Any, where: str) -> list[str]:
-    """Return the texts of a content."""
+    """Return the texts of a content that has nothing else."""
+    parts = _parts(content, where)
+    if not all(isinstance(part, str) for part in parts):
+        raise unread(where, "image")
+    return [part for part in parts if isinstance(part, str)]
+
+
+def _parts(content: Any, where: str) -> list[str | Image]:
+    """Return the texts and images of a content."""
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise Refusal(f"{where} must have a text or parts of text", param="input")
-    texts = []
+    parts: list[str | Image] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS or not isinstance(part.get("text"), str):
-            raise Refusal(
-                f"{where} has a part of the type {short(kind)}, and abut is text only",
-                param="input",
-            )
-        texts.append(part["text"])
-    return texts
+        if kind in _IMAGES and isinstance(part.get("image_url"), Image):
+            parts.append(part["image_url"])
+        elif kind in _TEXTS and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        else:
+            raise unread(where, kind)
+    return parts

@@ -12,6 +12,8 @@ from abut.gateway.ledger.comparable import MOST_DEPTH, arguments_of, comparable,
 from abut.gateway.ledger.refusal import Refusal, short
 
 TOOL_SEARCH = "tool_search"
+COMPUTER = "computer"
+"""The name of the tool in a call that was not the policy's, which writes none of its items."""
 _NAMESPACE_END = "__"
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 _TEXT_ARGUMENT = {
@@ -109,12 +111,14 @@ def call_of_item(
     The call of a custom tool keeps its type, see `is_custom_call`.
     """
     kind = item["type"].removesuffix("_call")
-    id_, name = item.get("call_id"), TOOL_SEARCH if kind == TOOL_SEARCH else item.get("name")
+    id_, name = item.get("call_id"), kind if kind in (TOOL_SEARCH, COMPUTER) else item.get("name")
     if not isinstance(id_, str) or not isinstance(name, str):
         raise Refusal(f"{where} is a call without a call_id or a name", param="input")
     arguments = item.get("arguments")
     if kind == "custom_tool":
         arguments = {"input": item.get("input") or ""}
+    elif kind == COMPUTER:
+        arguments = {key: item[key] for key in ("action", "actions") if item.get(key) is not None}
     if not isinstance(arguments, str | dict) or is_deep(arguments):
         raise Refusal(
             f"{where} must have arguments: a text, or an object at most {MOST_DEPTH} deep",

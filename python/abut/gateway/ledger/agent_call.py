@@ -10,7 +10,7 @@ import json
 import marshal
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from abut.errors import TemplateError
 from abut.gateway.ledger.entry import NO_REWRITES, Dialect
 from abut.gateway.ledger.refusal import Refusal
-from abut.messages import Message
+from abut.messages import Message, with_hashes
 from abut.processor import CallReadingProcessor, PartsProcessor
 from abut.rollout.conversation import PolicyTurn
 from abut.samplers.sampler import Sample
@@ -106,7 +106,7 @@ class AgentRequest:
     @property
     def digest(self) -> bytes:
         """A digest of what is asked: equal for a retry, however its client writes the body."""
-        said = self.said or self.messages
+        said = self.said or [with_hashes(message) for message in self.messages]
         asked = (self.dialect.id_prefix, self._frame_digest, said, self.max_tokens, self.stop)
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
         # Without references, which `marshal` writes from version 3 on, equal values have equal
@@ -132,6 +132,10 @@ class AgentRequest:
         if self.tools is earlier.tools and self.template_kwargs == earlier.template_kwargs == {}:
             vars(self).update(frame=earlier.frame, _frame_digest=earlier._frame_digest)
         return self
+
+    def ignoring(self, names: Collection[str]) -> "AgentRequest":
+        """Return the same request, of whose body more fields change nothing."""
+        return self.with_messages(self.messages, ignored=sorted({*self.ignored, *names}))
 
     def of_part(self, name: str | None, train: bool, labels: Mapping[str, str]) -> "AgentRequest":
         """Return the same request, asked by a part of the agent."""

@@ -1,7 +1,8 @@
 """Comparable values: one value for all spellings of a message that mean the same.
 
 Invariant: two JSON values have equal comparable values exactly if they are equal as JSON, numbers
-by their exact value. `True` is not a number, though Python says that it equals 1.
+by their exact value. `True` is not a number, though Python says that it equals 1. Images are equal
+if their pixels are, however they were encoded.
 
 A message that a client repeats is compared once: `KnownPrefix` keeps the messages that were found
 to be the beginning of a branch. Comparing a request with the branch then takes time for its new
@@ -15,7 +16,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
-from abut.messages import Message
+from abut.images import Image
+from abut.messages import Message, images_of, with_hashes
 
 _EMPTY_FIELDS = ("refusal", "audio", "annotations", "function_call")
 """Keys that clients add to an assistant message, and that say nothing while they are empty."""
@@ -31,6 +33,8 @@ def comparable(value: Any) -> Hashable:
         return ("constant", value)
     if isinstance(value, str):
         return value
+    if isinstance(value, Image):
+        return ("image", value.hash)
     if isinstance(value, int | float):
         return ("number", _number(value))
     if isinstance(value, list | tuple):
@@ -64,6 +68,27 @@ def text_of(content: Any, joint: str | None = "") -> str | None:
     if None in texts or (joint is None and len(texts) > 1):
         return None
     return (joint or "").join(texts)  # type: ignore[arg-type]
+
+
+def texts_and_images(content: Any, joint: str | None = None) -> list[str | Image] | None:
+    """Return the texts and images of a content, in order; None if it holds something else.
+
+    Args:
+        content: of a message.
+        joint: the text between two parts that are texts; None: these are not one text.
+    """
+    said: list[str | Image] = []
+    for part in content if isinstance(content, list) else [{"text": content}]:
+        (image,) = images_of([part]) or (None,)
+        if image is not None:
+            said.append(image)
+        elif (text := _text_of_part(part)) is None:
+            return None
+        elif joint is not None and said and isinstance(before := said[-1], str):
+            said[-1] = before + joint + text
+        else:
+            said.append(text)
+    return said
 
 
 _PART = {"type", "text", "cache_control", "annotations"}
@@ -204,6 +229,8 @@ def comparable_message(
     said.pop("cache_control", None)
     if (text := text_of(content, joint)) is not None:
         said["content"] = text
+    elif (parts := texts_and_images(content, joint)) is not None and images_of(content):
+        said["content"] = parts
     calls: tuple[Hashable, ...] = ()
     if said.get("role") == "assistant":
         for key in _EMPTY_FIELDS:
@@ -343,12 +370,12 @@ class _Exact:
 
     def __init__(self, message: Message) -> None:
         self._message = message
-        self._text = json.dumps(message)
+        self._text = json.dumps(with_hashes(message))
 
     def __eq__(self, other: object) -> bool:
         if other is self._message:
             return True
-        return isinstance(other, dict) and json.dumps(other) == self._text
+        return isinstance(other, dict) and json.dumps(with_hashes(other)) == self._text
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -361,6 +388,6 @@ def _is_plain(message: Message) -> bool:
             values += value.values()
         elif type(value) is list:
             values += value
-        elif value is not None and type(value) is not str:
+        elif value is not None and type(value) is not str and type(value) is not Image:
             return False
     return True

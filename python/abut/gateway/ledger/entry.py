@@ -15,6 +15,7 @@ from abut.gateway.ledger.comparable import (
     comparable_call,
     comparable_message,
     text_of,
+    texts_and_images,
 )
 from abut.messages import Message
 
@@ -160,5 +161,9 @@ def without_space(text: str) -> str:
 
 def coarse_key(message: Message) -> Hashable:
     """Return a key that is the same however a message's text is cut into parts."""
-    text = text_of(message.get("content"))
-    return message.get("role"), None if text is None else without_space(text)
+    said = texts_and_images(message.get("content"))
+    if said is None:
+        return message.get("role"), None
+    texts = "".join(part for part in said if isinstance(part, str))
+    images = tuple(part.hash for part in said if not isinstance(part, str))
+    return message.get("role"), without_space(texts), images

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from abut.concurrency.threads import work_done
-from abut.errors import TemplateError, TokenizerError
+from abut.errors import ImageError, TemplateError, TokenizerError
 from abut.gateway.ledger.agent_call import HANDLES, AgentCall, AgentRequest
 from abut.gateway.ledger.branch import LedgerBranch, find_continuation, seen_in
 from abut.gateway.ledger.entry import HANDLE, REREAD, Dialect
@@ -48,7 +48,7 @@ async def write_opening(
         taken = await work_done(False, partial(writer.system_messages.placed, taken, opens=True))
     try:
         await work_done(False, lambda: conversation.open(taken))
-    except (TemplateError, TokenizerError) as error:
+    except (TemplateError, TokenizerError, ImageError) as error:
         why = partial(why_unwritten, taken, writer.processor, error)
         raise await work_done(False, why) from error
 
@@ -74,7 +74,7 @@ async def write_reply(branch: LedgerBranch, messages: Sequence[Message], dialect
     quick = bool(written) and conversation.is_quick(messages=written)
     try:
         await work_done(quick, lambda: conversation.reply(written))
-    except TokenizerError as error:
+    except (TokenizerError, ImageError) as error:
         raise unwritten(error) from error
 
 

@@ -17,6 +17,7 @@ from abut.agents.protocol import AgentResult
 from abut.gateway.ledger.agent_call import AgentCall
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.gateway.ledger.callers import Caller
+from abut.gateway.ledger.dropped_images import dropped_images
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
@@ -137,6 +138,7 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
         rollout.tool_choice_unmet = ledger.tool_choice_unmet
         row, others = divide(ledger.branches, choice, result)
         cause = None if row is None else row.branch.cause
+        rollout.dropped_images = dropped_images(ledger.branches)
         rollout.branches = [_recorded(span, span.branch.cause or cause) for span in others]
         rollout.stop_reason = StopReason.ENV_DONE
         if ledger.refused is StopReason.EMPTY_SAMPLE:

@@ -10,8 +10,10 @@ from functools import cached_property
 from typing import TypeAlias
 
 from abut.errors import TemplateError, TokenizerError
+from abut.gateway.ledger.comparable import texts_and_images
 from abut.gateway.ledger.refusal import Refusal
-from abut.messages import Message, texts_of
+from abut.images import Image
+from abut.messages import Message, blocks_of, images_of, texts_of
 from abut.processor import PartsProcessor
 
 SYSTEM_ROLES = ("system", "developer")
@@ -162,7 +164,18 @@ def _joined(role: str, messages: Sequence[Message]) -> Message:
     """Return one message of a role; several are joined by blank lines."""
     if len(messages) == 1:
         return messages[0] if messages[0]["role"] == role else {**messages[0], "role": role}
-    return {"role": role, "content": _text_of(messages)}
+    if not any(images_of(message.get("content")) for message in messages):
+        return {"role": role, "content": _text_of(messages)}
+    parts: list[str | Image] = []
+    for message in messages:
+        said = texts_and_images(message.get("content")) or [""]
+        if parts:
+            first = said.pop(0) if isinstance(said[0], str) else ""
+            said.insert(0, f"{_BLANK_LINE}{first}")
+        if parts and isinstance(before := parts[-1], str):
+            parts[-1] = before + str(said.pop(0))
+        parts += said
+    return {"role": role, "content": blocks_of(parts)}
 
 
 def _text_of(messages: Sequence[Message]) -> str:

@@ -11,19 +11,19 @@ are never trained, and each of its requests is a conversation of its own, render
 import asyncio
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from abut.gateway.ledger.agent_call import AgentRequest
-from abut.gateway.ledger.comparable import text_of
+from abut.gateway.ledger.comparable import comparable, text_of, texts_and_images
 from abut.gateway.ledger.histories import Histories, OpenEnd, find_open_ends, find_repeated
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.policy import Policy
 from abut.gateway.ledger.refusal import Refusal, not_answered
 
-Opening: TypeAlias = tuple[tuple[str, str], ...]
-"""Role and text of each message, without the instructions at the beginning."""
+Opening: TypeAlias = tuple[tuple[str, Hashable], ...]
+"""Role and content of each message, without the instructions at the beginning."""
 
 _INSTRUCTIONS = ("system", "developer")
 _SHOWN = 80
@@ -35,12 +35,12 @@ _NUMBERS = itertools.count()
 
 
 def opening_of(messages: Iterable[Mapping[str, Any]]) -> Opening | None:
-    """Return the beginning of a conversation; None if it is empty or holds more than text."""
+    """Return the beginning of a conversation; None if it is empty or cannot be written."""
     said = itertools.dropwhile(lambda m: m.get("role") in _INSTRUCTIONS, messages)
-    opening = [(str(m.get("role")), text_of(m.get("content"))) for m in said]
-    if not opening or any(text is None for _, text in opening):
+    opening = [(str(m.get("role")), texts_and_images(m.get("content"), "")) for m in said]
+    if not opening or any(parts is None for _, parts in opening):
         return None
-    return tuple((role, text or "") for role, text in opening)
+    return tuple((role, comparable(parts or [""])) for role, parts in opening)
 
 
 @dataclass(frozen=True)

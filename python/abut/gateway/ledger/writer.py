@@ -17,17 +17,23 @@ from abut._native import Tokenizer
 from abut.concurrency.threads import THREADS
 from abut.errors import AbutError, TemplateError, TokenizerError, text_of
 from abut.gateway.ledger.agent_call import ROLES, AgentRequest
-from abut.gateway.ledger.comparable import arguments_of, calls_of, names_of_calls
+from abut.gateway.ledger.comparable import (
+    arguments_of,
+    calls_of,
+    names_of_calls,
+    texts_and_images,
+)
 from abut.gateway.ledger.refusal import Refusal, said_to_client, short, unwritten
 from abut.gateway.ledger.system_messages import SystemMessages
-from abut.messages import Message
-from abut.processor import CallReadingProcessor, PartsProcessor
+from abut.messages import Message, blocks_of, images_of
+from abut.processor import CallReadingProcessor, PartsProcessor, WritesImages
 from abut.tools.tool_messages import ToolAnswers
 
 MakeProcessor: TypeAlias = Callable[[Sequence[Any] | None, Mapping[str, Any]], PartsProcessor]
 """Makes a processor from tools and template variables."""
 
 _KEPT = 64
+_SHOW_IMAGES = ("user", "tool", "system")
 _QUOTED = 80
 _NEWLINES: Mapping[str, str | None] = dict.fromkeys(ROLES, "\n")
 
@@ -134,6 +140,20 @@ class Writers:
         return await THREADS.ask(make)
 
 
+def image_roles(processor: PartsProcessor, *, sampled: bool) -> Collection[str]:
+    """Return the roles in whose messages a policy takes images; empty if it takes text alone.
+
+    Args:
+        processor: writes its conversations.
+        sampled: whether its sampler takes images.
+    """
+    if not (sampled and isinstance(processor, WritesImages) and processor.media_token_ids):
+        return ()
+    report = getattr(processor, "report", None)
+    # A processor of the user's own says where it takes none when it writes.
+    return _SHOW_IMAGES if report is None else tuple(report.image_roles)
+
+
 def template_messages(
     messages: Sequence[Message],
     names: Mapping[str, str],
@@ -228,6 +248,8 @@ def _template_message(
 def _parts(content: Any, joined: bool) -> Any:
     """Return the text of a single part, or several parts for the template to write."""
     parts = [] if content is None else content
+    if images_of(parts):
+        return blocks_of(texts_and_images(parts) or ())
     texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
     if joined or len(texts) < 2:
         return "\n".join(texts)

@@ -26,7 +26,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError, TemplateError
 from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.unnamed import Judge
-from abut.gateway.ledger.writer import RunWriters, Writers
+from abut.gateway.ledger.writer import RunWriters, Writers, image_roles
 from abut.gateway.play.agent_episode import AgentEpisode
 from abut.gateway.play.batch_policy import AgentBatch, JudgePolicy
 from abut.gateway.server.gateway import Gateway
@@ -114,6 +114,9 @@ class PlayedAgent(AgentPlayer):
         self._gateway.registry.writers = RunWriters(batch.tokenizer, writers)
         most = batch.budget().max_completion_tokens
         self._gateway.registry.settings = {**sampling, "max_tokens": most}
+        self._gateway.registry.images.roles = image_roles(
+            self._base, sampled=batch.sampler.takes_images
+        )
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
         agent = self._agent
         if isinstance(agent, StartingAgent):

@@ -38,8 +38,6 @@ from abut.gateway.server.standalone import check_id
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 64 * 2**20
-_TOO_LARGE = f"the body has more than {_MOST_BYTES} bytes"
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
 # How long a client may take to send the next byte of a body.
@@ -228,33 +226,51 @@ def _key(request: web.Request) -> str | None:
 
 
 async def _ask(request: web.Request) -> web.StreamResponse:
-    registry, dialect = request.app[_REGISTRY], _dialect(request)
     with _admit(request) as access:
-        named = access.rollout_id
-        content = registry.bodies.body(named, await _chunks(request), dialect)
-        small = len(content.rest) <= _SMALL_BYTES
-        body, beginning = await work_done(small, lambda: read_body(content, dialect))
-        body |= dialect.fields_of(request.path, request.match_info, request.query)
-        # The body may name another rollout.
-        access.check(_rollout_of(request, body) or dialect.rollout_of(body))
-        part = part_of(request, registry.session_headers)
-        rollout_id = access.rollout_id
-        if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
-            return await _pass_on(request, registry, rank, content.whole)
-        like = None if beginning is None else beginning.like
-        asked = dialect.read(body, like, request.headers).of_part(*part)
-        digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
-        retried = _is_retry(request)
-        ledger = await registry.ledger_of(rollout_id, asked, digest, retried=retried)
-        if beginning is not None:
-            beginning.request, beginning.like = asked, None
-            if named == ledger.rollout_id:
-                registry.bodies.keep(named, beginning, content.earlier)
+        read = await _read(request, access)
+        if isinstance(read, web.StreamResponse):
+            return read
+        # Of the body only its last beginning is kept while the turn is sampled: with 40 screenshots
+        # it has 53 MB.
+        ledger, asked, digest = read
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
         if connection is not None and _FORWARDED not in request.headers:
-            registry.connections.note(connection, ledger.rollout_id)
-        return await _respond(request, dialect, ledger, asked, digest, retried)
+            request.app[_REGISTRY].connections.note(connection, ledger.rollout_id)
+        return await _respond(request, _dialect(request), ledger, asked, digest)
+
+
+async def _read(
+    request: web.Request, access: Access
+) -> tuple[Ledger, AgentRequest, bytes] | web.StreamResponse:
+    """Return the rollout that a request is for, and what it asks, with a digest of its body.
+
+    Or return the answer of the rank that plays the rollout.
+    """
+    registry, dialect = request.app[_REGISTRY], _dialect(request)
+    named = access.rollout_id
+    content = registry.bodies.body(named, await _chunks(request), dialect)
+    small = len(content.rest) <= _SMALL_BYTES
+    body, beginning = await work_done(small, lambda: read_body(content, dialect))
+    body |= dialect.fields_of(request.path, request.match_info, request.query)
+    # The body may name another rollout.
+    access.check(_rollout_of(request, body) or dialect.rollout_of(body))
+    part = part_of(request, registry.session_headers)
+    rollout_id = access.rollout_id
+    if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
+        return await _pass_on(request, registry, rank, content.whole)
+    like = None if beginning is None else beginning.like
+    ignored = await registry.images.read(dialect, body, like)
+    asked = dialect.read(body, like, request.headers).of_part(*part)
+    if ignored:
+        asked = asked.ignoring(ignored)
+    digest = content.digest(beginning) if dialect.repeats_bytes else asked.digest
+    ledger = await registry.ledger_of(rollout_id, asked, digest, retried=_is_retry(request))
+    if beginning is not None:
+        beginning.request, beginning.like = asked, None
+        if named == ledger.rollout_id:
+            registry.bodies.keep(named, beginning, content.earlier)
+    return ledger, asked, digest
 
 
 async def _count(request: web.Request) -> web.StreamResponse:
@@ -269,6 +285,7 @@ async def _count(request: web.Request) -> web.StreamResponse:
     if rollout_id is not None and (rank := registry.rank_of(rollout_id)) is not None:
         return await _pass_on(request, registry, rank, content.whole)
     part = part_of(request, registry.session_headers)
+    await registry.images.read(dialect, body)
     asked = dialect.read_count(body, request.headers).of_part(*part)
     return web.json_response({dialect.count_key: await registry.count(rollout_id, asked)})
 
@@ -285,9 +302,8 @@ async def _respond(
     ledger: Ledger,
     asked: AgentRequest,
     digest: bytes,
-    retried: bool,
 ) -> web.StreamResponse:
-    is_open = ClientListens(request)
+    is_open, retried = ClientListens(request), _is_retry(request)
     # A call goes on if its client hangs up, so that a retry receives the sample.
     pending = ledger.ask(asked, digest=digest, retried=retried, is_open=is_open)
     try:
@@ -301,8 +317,9 @@ async def _respond(
 async def _chunks(request: web.Request) -> list[bytes]:
     """Return the chunks of a body as they came in, because `request.read()` copies them thrice."""
     chunks: list[bytes] = []
-    if (request.content_length or 0) > _MOST_BYTES:
-        raise Refusal(_TOO_LARGE)
+    most: int = request.app[_REGISTRY].max_body_bytes
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
     if not request.body_exists:  # all such requests share one stream, which ends only once
         return chunks
     size = 0
@@ -311,13 +328,17 @@ async def _chunks(request: web.Request) -> list[bytes]:
             async with asyncio.timeout(_BYTE_S):
                 chunk = await request.content.readany()
             size += len(chunk)
-            if size > _MOST_BYTES:
-                raise Refusal(_TOO_LARGE)
+            if size > most:
+                raise _too_large(most)
             if chunk:
                 chunks.append(chunk)
     except TimeoutError:
         raise Refusal(f"the body stopped: nothing came for {_BYTE_S:g} s") from None
     return chunks
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(f"the body has more than {most} bytes\nhint: Gateway(max_body_bytes=…)")
 
 
 def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:

@@ -11,22 +11,29 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from abut._native import Tokenizer
+from abut.errors import TemplateError
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.policy import ClientWarnings
 from abut.gateway.ledger.refusal import Refusal, limit_reached
-from abut.gateway.ledger.writer import Writer, Writers
-from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
+from abut.gateway.ledger.writer import Writer, Writers, image_roles
+from abut.pretrained import (
+    generation_stop_ids,
+    load_hf_processor,
+    load_hf_tokenizer,
+    tokenizer_of,
+)
 from abut.processor import PartsProcessor
 from abut.rollout.budget import Budget
 from abut.rollout.config import RolloutConfig
 from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
-from abut.samplers.sampler import Sample, Sampler, SampleRequest
+from abut.samplers.sampler import ImageSampler, Sample, Sampler, SampleRequest
+from abut.template.image_processor import ImageProcessor
 from abut.template.processor import ChatTemplateProcessor
 
 logger = logging.getLogger(__name__)
@@ -42,6 +49,7 @@ class SharedSampler:
         sampler: entered on the loop of the gateway.
         slots: bounds the requests in flight.
         stop_token_ids: end a turn, besides those of the template.
+        image_roles: see `image_roles`.
         source: the tokenizer's name, for records.
         secret: seeds the samples for which a client gives no seed.
     """
@@ -53,6 +61,7 @@ class SharedSampler:
     warnings: ClientWarnings
     slots: asyncio.Semaphore
     stop_token_ids: tuple[int, ...] = ()
+    image_roles: Collection[str] = ()
     source: str | None = None
     secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
     settings: dict[str, Sampler] = dataclasses.field(default_factory=dict)
@@ -169,7 +178,7 @@ def shared_sampler(sampler: Sampler, tokenizer: Any, config: RolloutConfig) -> S
     hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer_of(tokenizer)
     native = Tokenizer.from_pretrained(hf_tokenizer)
     stops = generation_stop_ids(tokenizer, vocab_size=native.vocab_size) if named else []
-    processor = ChatTemplateProcessor(hf_tokenizer)
+    processor = _processor_of(hf_tokenizer, tokenizer, sampler)
 
     def made(tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> PartsProcessor:
         return processor.with_tools(tools, **variables) if tools or variables else processor
@@ -183,5 +192,30 @@ def shared_sampler(sampler: Sampler, tokenizer: Any, config: RolloutConfig) -> S
         ClientWarnings(None if takes_settings else {}),
         asyncio.Semaphore(config.max_requests),
         stop_token_ids=tuple(stops),
+        image_roles=image_roles(processor, sampled=_takes_images(sampler)),
         source=os.fspath(tokenizer) if named else getattr(hf_tokenizer, "name_or_path", None),
     )
+
+
+def _takes_images(sampler: Sampler) -> bool:
+    return isinstance(sampler, ImageSampler) and sampler.takes_images
+
+
+def _processor_of(hf_tokenizer: Any, source: Any, sampler: Sampler) -> ChatTemplateProcessor:
+    """Return what writes the conversations, with images if sampler and model take them.
+
+    Args:
+        hf_tokenizer: of the sampler's model.
+        source: the tokenizer as it was given, which may be a processor, or the model's name.
+        sampler: draws the turns.
+    """
+    if _takes_images(sampler):
+        named = isinstance(source, str | os.PathLike)
+        hf_processor = load_hf_processor(source) if named else source
+        if getattr(hf_processor, "image_processor", None) is not None:
+            try:
+                images = ImageProcessor(hf_processor)
+                return ChatTemplateProcessor(hf_tokenizer, images=images)
+            except TemplateError as error:
+                logger.warning("the gateway refuses images: %s", error)
+    return ChatTemplateProcessor(hf_tokenizer)

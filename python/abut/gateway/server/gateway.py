@@ -28,7 +28,7 @@ from abut.gateway.dialects.responses import Responses, ResponsesRewrite
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.client_policy import shared_sampler
-from abut.gateway.server.registry import MODEL, Registry
+from abut.gateway.server.registry import MODEL, MOST_BODY_BYTES, Registry
 from abut.gateway.server.results import checked_result
 from abut.gateway.server.standalone import Standalone
 from abut.pickling import stays
@@ -86,6 +86,8 @@ class Gateway:
             has only that key could then choose its own reward.
         session_header: where no trainer plays, the header by which clients say which session a
             call belongs to; with a trainer, each agent has its own.
+        max_body_bytes: the largest request that is read. Clients send all images of a conversation
+            with each of its requests: 40 screenshots of 1280 x 1024 take 53 MB.
 
     Attributes:
         key: opens all rollouts of this run.
@@ -114,7 +116,10 @@ class Gateway:
         idle_s: float = 600.0,
         agents_may_end: bool = False,
         session_header: str | None = None,
+        max_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
+        if max_body_bytes < 1:
+            raise ValueError(f"max_body_bytes={max_body_bytes!r}: must be 1 or more")
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port!r}: must be between 0 and 65535")
         if strange := sorted(set(rewrites) - set(REWRITES)):
@@ -152,6 +157,7 @@ class Gateway:
             dialects=[kind(rewrites, unenforced) for kind in DIALECTS],
             agents_may_end=agents_may_end,
             standalone=standalone,
+            max_body_bytes=max_body_bytes,
         )
         """The live rollouts, for the routes and the batches."""
         if session_header is not None:

@@ -23,6 +23,7 @@ from abut.gateway.ledger.refusal import Refusal, ended
 from abut.gateway.ledger.unnamed import ExpectedRollout, Judge, Unnamed
 from abut.gateway.ledger.writer import RunWriters
 from abut.gateway.server.body import Bodies
+from abut.gateway.server.body_images import BodyImages
 from abut.gateway.server.connections import Connections
 from abut.gateway.server.standalone import Standalone
 from abut.rollout.config import RolloutConfig
@@ -31,6 +32,9 @@ from abut.rollout.conversation import Conversation
 T = TypeVar("T")
 MODEL = "policy"
 """The model's name. Requests for other names are answered as well."""
+
+MOST_BODY_BYTES = 64 * 2**20
+"""The default limit of a request's body: 40 screenshots of 1280 x 1024 take 53 MB."""
 
 _ID = re.compile(
     r"(?P<rollout>[A-Za-z0-9_-]{1,200})\.(?P<attempt>[0-9]{1,6})(?:r(?P<rank>[0-9]{1,6}))?"
@@ -130,6 +134,7 @@ class Registry:
         dialects: the protocols that it speaks; the first one writes refusals of other routes.
         agents_may_end: whether a rollout's own key may end and reward it.
         standalone: the rollouts that no trainer plays; None if a trainer plays them.
+        max_body_bytes: of a request.
     """
 
     def __init__(
@@ -139,6 +144,7 @@ class Registry:
         dialects: Sequence[HttpDialect],
         agents_may_end: bool,
         standalone: Standalone | None,
+        max_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
         self.dialects = dialects
         self.agents_may_end = agents_may_end
@@ -149,6 +155,8 @@ class Registry:
         """The rollouts whose agents may leave out their ids."""
         self.connections = Connections()
         self.bodies = Bodies()
+        self.images = BodyImages()
+        self.max_body_bytes = max_body_bytes
         self.peers: Mapping[int, str] = {}
         """The addresses of the other ranks' gateways."""
         self.rank: int | None = None
@@ -169,6 +177,7 @@ class Registry:
         """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)
         if standalone is not None:
+            self.images.roles = standalone.image_roles
             standalone.on_open = self._keys.add_live
             standalone.on_end = self._forget
         self._run_id = ""

@@ -61,6 +61,7 @@ class Standalone:
 
     Attributes:
         ended: how many rollouts have ended.
+        image_roles: see `SharedSampler`.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Standalone:
         if isinstance(recorder, str | os.PathLike):
             recorder = recorder_at(recorder)
         self.ended = 0
+        self.image_roles = shared.image_roles
         self.on_open: Callable[[str], object] = lambda id_: None
         """Called with the id of a rollout that begins."""
         self.on_end: Callable[[str], object] = lambda id_: None

@@ -1,0 +1,123 @@
+"""Images in the bodies of clients: where they stand, and which of them are taken.
+
+Invariant: an image is the bytes that its client sends, and nothing is fetched. What is not taken is
+refused by the path of its field in the body.
+"""
+
+from typing import Any, NamedTuple
+
+from abut.gateway.ledger.refusal import Refusal, short
+from abut.images import Image
+
+# Behind them a URL has megabytes, and a client may send one without a comma.
+_MOST_HEAD = 200
+_MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp")
+_TAKEN = "png, jpeg or webp"
+_ALONE = "abut takes texts and images"
+# By a part of the name of a block's type, or of a media type.
+_OTHER_MEDIA = {
+    "video": f"a video, and {_ALONE}\nhint: send frames of it as images",
+    "audio": f"audio, and {_ALONE}\nhint: send a transcript as text",
+    "document": f"a document, and {_ALONE}\nhint: send its text, or its pages as images",
+    "file": f"a file, and {_ALONE}\nhint: send its text, or its pages as images",
+    "pdf": f"a document, and {_ALONE}\nhint: send its text, or its pages as images",
+    "image": "an image, and none is taken there\nhint: send it in a message of a user",
+}
+
+
+class ImageField(NamedTuple):
+    """A field of a body that holds an image in base64."""
+
+    path: str
+    """Of the field in the body, for errors."""
+    role: str
+    """Of the message that shows the image, in the words of a chat."""
+    data: str
+    """The base64."""
+    holder: dict[str, Any]
+    """The object in the body whose field gets the `Image`."""
+    key: str
+    """The name of that field."""
+    ignored: str | None = None
+    """The name of a field beside it that changes nothing, if its client has sent one."""
+
+    def put(self, image: Image) -> None:
+        """Put the image into the body, in the place of its base64."""
+        self.holder[self.key] = image
+
+
+def base64_of_url(url: Any, path: str) -> str:
+    """Return the base64 of a `data:` URL.
+
+    Raises:
+        Refusal: it is another URL, or one that does not hold an image which is taken.
+    """
+    param = path.partition("[")[0]
+    if not isinstance(url, str):
+        raise Refusal(f"{path} must be a data: URL, got {short(url)}", param=param)
+    if url[: len("data:")].lower() != "data:":
+        raise not_fetched(path, url)
+    comma = url.find(",", 0, _MOST_HEAD)
+    media_type, *parameters = url[len("data:") : max(comma, 0)].lower().split(";")
+    if comma < 0 or "base64" not in parameters:
+        raise Refusal(
+            f"{path} is a data: URL without base64: {short(url[:_MOST_HEAD])}\n"
+            "hint: data:image/png;base64,…",
+            param=param,
+        )
+    check_media_type(media_type, path)
+    return url[comma + 1 :]
+
+
+def not_fetched(path: str, address: Any) -> Refusal:
+    """Return the refusal of an image that is somewhere else."""
+    shown = short(address[:_MOST_HEAD] if isinstance(address, str) else address)
+    return Refusal(
+        f"{path} is {shown}, and abut fetches no images\n"
+        f"hint: send the picture itself in base64: {_TAKEN}",
+        param=path.partition("[")[0],
+    )
+
+
+def check_media_type(media_type: Any, path: str) -> None:
+    """Refuse the media type of something that is not taken.
+
+    A type is compared with the bytes where these are read: clients call a JPEG a PNG.
+    """
+    given = media_type.lower() if isinstance(media_type, str) else ""
+    if given in _MEDIA_TYPES:
+        return
+    kind = next((kind for kind in _OTHER_MEDIA if kind in given and kind != "image"), None)
+    if kind is not None:
+        raise Refusal(f"{path} is {_OTHER_MEDIA[kind]}", param=path.partition("[")[0])
+    raise Refusal(
+        f"{path} has the media type {short(media_type)}, and images are taken as {_TAKEN}",
+        param=path.partition("[")[0],
+    )
+
+
+def base64_at(holder: dict[str, Any], key: str, path: str) -> str:
+    """Return the base64 in a field.
+
+    Raises:
+        Refusal: it is not a text.
+    """
+    data = holder.get(key)
+    if not isinstance(data, str):
+        raise Refusal(f"{path}.{key} must be base64", param=path.partition("[")[0])
+    return data
+
+
+def unread(where: str, kind: Any) -> Refusal:
+    """Return the refusal of a block or part that no message has.
+
+    Args:
+        where: it stands in the body.
+        kind: its type, or its media type.
+    """
+    named = kind.lower() if isinstance(kind, str) else ""
+    known = next((kind for kind in _OTHER_MEDIA if kind in named), None)
+    what = (
+        f"a block of the type {short(kind)}, and {_ALONE}" if known is None else _OTHER_MEDIA[known]
+    )
+    return Refusal(f"{where} has {what}", param=where.partition("[")[0])

@@ -1,0 +1,152 @@
+"""The images of bodies, decoded on a thread.
+
+Invariant: a picture that a live rollout has is not decoded again, however often its client repeats
+it, and a body holds the `Image` in the place of its base64. One object stands for equal pixels, so
+a client that encodes its screenshots anew in each request repeats its history all the same.
+"""
+
+import base64
+import binascii
+import hashlib
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from abut.concurrency.slots import Slots
+from abut.concurrency.threads import work_done
+from abut.errors import ImageError, MissingExtraError
+from abut.gateway.dialects.dialect import HttpDialect, Like
+from abut.gateway.dialects.image_fields import ImageField
+from abut.gateway.ledger.refusal import Refusal
+from abut.images import MOST_PIXELS, Image
+
+# Of the pictures in one body that are new: 300 screenshots of 1280 x 1024, decoded in 4 seconds.
+# A body of 64 MiB can hold a thousand pictures of 40 megapixels, all of one colour.
+_MOST_NEW_PIXELS = 10 * MOST_PIXELS
+# The processor of a model takes some 10 ms for each picture, however small.
+_MOST_NEW_IMAGES = 1000
+# A picture of 40 megapixels takes 250 MB while it is decoded.
+_AT_ONCE = 4
+# PNG, JPEG, and the RIFF of WebP with its name behind the length.
+_FORMATS = {
+    "png": (0, b"\x89PNG\r\n\x1a\n"),
+    "jpeg": (0, b"\xff\xd8\xff"),
+    "webp": (8, b"WEBP"),
+}
+_SNIFFED = 16  # characters of base64: 12 bytes
+
+
+class BodyImages:
+    """Decodes the images of bodies, on the loop of the gateway.
+
+    Attributes:
+        roles: in whose messages the policy takes images, in the words of a chat; empty: it takes
+            text alone.
+    """
+
+    def __init__(self) -> None:
+        self.roles: Collection[str] = ()
+        # Weak: the messages of live rollouts keep the images.
+        self._known: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._slots = Slots(_AT_ONCE)
+
+    async def read(
+        self, dialect: HttpDialect, body: dict[str, Any], like: Like | None = None
+    ) -> Collection[str]:
+        """Put an `Image` into a body wherever it has one in base64.
+
+        Args:
+            dialect: of the body.
+            body: its JSON.
+            like: what it repeats of an earlier body, whose images were put there.
+
+        Returns:
+            The names of fields beside the images that change nothing.
+
+        Raises:
+            Refusal: the policy does not take an image there, or it cannot be read.
+        """
+        history = dialect.history_in(body)
+        fields = [
+            field
+            for place in range(0 if like is None else like.elements, len(history))
+            if isinstance(element := history[place], dict)
+            for field in dialect.image_fields(element, place)
+        ]
+        if len(fields) > _MOST_NEW_IMAGES:
+            raise _refusal(
+                fields[_MOST_NEW_IMAGES],
+                f"is one image too many: a request may add {_MOST_NEW_IMAGES} to its conversation",
+            )
+        roles = [r for r in self.roles if not (r == "system" and dialect.places_system)]
+        for field in fields:
+            _check_role(field, roles)
+        if fields:
+            await self._slots.take(0)
+            try:
+                await work_done(False, lambda: self._put(fields))
+            finally:
+                self._slots.give()
+        return {field.ignored for field in fields if field.ignored is not None}
+
+    def _put(self, fields: Sequence[ImageField]) -> None:
+        pixels = 0
+        for field in fields:
+            digest = hashlib.sha256(field.data.encode("utf-8", "surrogatepass")).digest()
+            with self._lock:
+                image = self._known.get(digest)
+            if image is None:
+                image = _decoded(field)
+                pixels += image.width * image.height
+                if pixels > _MOST_NEW_PIXELS:
+                    raise _refusal(
+                        field,
+                        f"is one image too many: the new ones have more than "
+                        f"{_MOST_NEW_PIXELS // 10**6} megapixels together\n"
+                        "hint: scale them down, or send fewer",
+                    )
+                with self._lock:
+                    self._known[digest] = image
+            field.put(image)
+
+
+def _check_role(field: ImageField, roles: Collection[str]) -> None:
+    if not roles:
+        raise _refusal(field, "is an image, and this policy takes text alone")
+    if field.role not in roles:
+        raise _refusal(
+            field,
+            f"is an image in a message of the role {field.role!r}, and the policy takes images in "
+            f"those of: {', '.join(roles)}\nhint: send it in a message of a user",
+        )
+
+
+def _decoded(field: ImageField) -> Image:
+    """Return the image of a field, whose bytes say of which format it is.
+
+    Raises:
+        Refusal: it cannot be read.
+    """
+    try:
+        first = base64.b64decode(field.data[:_SNIFFED], validate=True)
+        if not any(first.startswith(magic, at) for at, magic in _FORMATS.values()):
+            raise _refusal(field, f"is none of the images that are taken: {', '.join(_FORMATS)}")
+        return Image(base64.b64decode(field.data, validate=True))
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, ImageError):
+            # Without its hint, which is for whoever has the picture in Python.
+            why = str(error).partition("\n")[0]
+            raise _refusal(
+                field,
+                f"is an image that is not taken: {why}\n"
+                f"hint: send one frame of at most {MOST_PIXELS // 10**6} megapixels",
+            ) from error
+        raise _refusal(field, f"is not base64: {error}") from error
+    except MissingExtraError as error:
+        raise _refusal(field, f"is an image, and the gateway reads none: {error}") from error
+
+
+def _refusal(field: ImageField, why: str) -> Refusal:
+    return Refusal(f"{field.path} {why}", param=field.path.partition("[")[0])
