@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from abut import images
-from abut.errors import ImageError, MissingExtraError
+from abut.errors import EnvError, ImageError, MissingExtraError
 from abut.images import BytesLru, Image
 from abut.messages import image_content, images_of, with_images
 
@@ -235,6 +235,14 @@ def test_results_of_tools_that_show_an_image() -> None:
     assert image_content([text, block]) == [text, block]
     for other in (png(), "a", [text], [block, "a"], [{"type": "image"}], {"type": "image"}, None):
         assert image_content(other) is None
+
+
+def test_a_tool_that_finds_videos_returns_text_and_one_that_shows_one_is_refused() -> None:
+    found = [{"type": "video", "title": "Cats"}, {"type": "video", "video": 3, "title": "Dogs"}]
+    assert image_content(found) is None
+    for kind in ("video", "video_url", "input_audio"):
+        with pytest.raises(EnvError, match=f"type '{kind}', and abut takes no "):
+            image_content([{"type": "text", "text": "a"}, {"type": kind, kind: b"abc"}])
 
 
 def test_without_pillow_the_extra_is_named() -> None:

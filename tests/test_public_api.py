@@ -290,7 +290,7 @@ records.ParquetRecorder(path, *, rollouts_per_file=256, seconds_per_file=60.0)
   write(rollout, /, **extra)
   write_scores(records)
 records.read_records(path)
-records.view(records, *, where='', without=(), tokenizer=None)
+records.view(records, *, where='', without=(), tokenizer=None, images=None)
 rollout.rollout.StopReason
   ENV_DONE = 'env_done'
   MAX_TURNS = 'max_turns'
@@ -365,6 +365,7 @@ audit.Audit
   round_trips = ()
   content = None
   fuzz = None
+  images = None
   as_dict()
   exact
   problems

@@ -12,13 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from abut.errors import ImageError
+from abut.errors import EnvError, ImageError
 from abut.images import IMAGE_FORMS, Image
 
 Message: TypeAlias = dict[str, Any]
 
 IMAGE_BLOCKS = ("image", "image_url")
 """The types of content blocks that hold an image, under a key of the same name."""
+
+_OTHER_MEDIA = {
+    "video": "send single frames of it as images",
+    "audio": "send a transcript of it as text",
+}
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
@@ -50,6 +55,14 @@ def strange_block(content: Any, *, known: Collection[str] = ("text",)) -> str | 
         if isinstance(kind, str) and kind not in known:
             return kind
     return None
+
+
+def refusal_of(kind: str) -> tuple[str, str]:
+    """Return why a block of a type is not taken, and what to send instead."""
+    for medium, instead in _OTHER_MEDIA.items():
+        if medium in kind:  # video, video_url, input_audio, …
+            return f"abut takes no {medium}", instead
+    return "abut takes texts and images", "send blocks of the types 'text' and 'image' alone"
 
 
 def image_in(block: Any) -> Any:
@@ -100,8 +113,16 @@ def image_content(value: Any) -> list[dict[str, Any]] | None:
 
     Raises:
         ImageError: as `Image.of`.
+        EnvError: it is a list of blocks with a video or audio among them.
     """
     if isinstance(value, list):
+        media = [kind for block in value if (kind := _other_medium(block)) is not None]
+        if media and all(is_block(b) or _other_medium(b) is not None for b in value):
+            because, instead = refusal_of(media[0])
+            raise EnvError(
+                f"a tool or reset returned content of the type {media[0]!r}, and {because}\n"
+                f"hint: {instead}"
+            )
         whole = has_images(value) and all(map(is_block, value))
         return list(with_images(value)) if whole else None
     pillow = sys.modules.get("PIL.Image")  # who has a PIL image has imported it
@@ -127,6 +148,18 @@ def has_images(content: Any) -> bool:
     """Return whether a content has an image block, read or not."""
     blocks = content if isinstance(content, list | tuple) else ()
     return any(isinstance(b, Mapping) and b.get("type") in IMAGE_BLOCKS for b in blocks)
+
+
+def _other_medium(block: Any) -> str | None:
+    """Return the type of a block that holds video or audio; None if it is something else.
+
+    A tool may return JSON that has a type, a list of videos that it found say: that is text. A
+    block holds its medium under the key that its type names, and nothing besides.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str) or not any(medium in kind for medium in _OTHER_MEDIA):
+        return None
+    return kind if set(block) == {"type", kind} else None
 
 
 def images_of(content: Any) -> list[Image]:

@@ -291,8 +291,18 @@ PAIR = "Talk.step must return (env, reply), got "
         ),
         (
             (Talk(), [{"type": "video", "video": b""}]),
-            "Talk.step replied with content of the type 'video', and abut takes texts and images\n"
-            "hint: reply with blocks of the types 'text' and 'image' alone",
+            "Talk.step replied with content of the type 'video', and abut takes no video\n"
+            "hint: send single frames of it as images",
+        ),
+        (
+            (Talk(), [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
+            "Talk.step replied with content of the type 'input_audio', and abut takes no audio\n"
+            "hint: send a transcript of it as text",
+        ),
+        (
+            (Talk(), [{"role": "user", "content": [{"type": "file", "file": {}}]}]),
+            "Talk.step replied with content of the type 'file', and abut takes texts and images\n"
+            "hint: send blocks of the types 'text' and 'image' alone",
         ),
         (
             (Talk(), [{"role": "tool", "content": [{"type": "image_url", "image_url": {}}]}]),

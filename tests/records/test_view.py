@@ -18,12 +18,16 @@ import pytest
 import abut
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS as DEMO
+from abut.images import Image
+from abut.records.image_folder import ImageFolder
 from abut.records.record import from_record, to_record
+from abut.records.show import render
+from abut.records.viewer import pictures
 from abut.records.viewer.packed import Pieces
 from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES
 from abut.records.viewer.seams import merges, seam_offsets
 from abut.rollout.rollout import Rollout
-from tests.kit.data.records import a_played_rollout, a_rollout
+from tests.kit.data.records import a_pictured_rollout, a_played_rollout, a_rollout
 
 TOKENIZER = abut.Tokenizer.from_file(DEMO / "tokenizer.json")
 HOSTILE = "</script><script>alert(1)</script><!-- data --> \u202e \x1b[31m 🙂 שלום"
@@ -213,7 +217,8 @@ def test_without_its_tokenizer_a_page_has_ids_and_says_why() -> None:
     page = abut.records.view([{**a_record(*TALK), "tokenizer": "/nowhere/at-all"}])
     assert len(page.troubles) == 1
     facts, texts = blocks(page)["pieces-0"]
-    assert (facts["source"], facts["trouble"], texts) == ("/nowhere/at-all", page.troubles[0], b"")
+    assert (facts["source"], texts) == ("/nowhere/at-all", b"")
+    assert page.troubles == [f"without its tokenizer: {facts['trouble']}"]
     with pytest.raises((OSError, ValueError)):
         abut.records.view([a_record(*TALK)], tokenizer="/nowhere/at-all")
     named = abut.records.view([{**a_record(*TALK), "tokenizer": None}], tokenizer=str(DEMO))
@@ -233,6 +238,85 @@ def test_a_page_is_written_again_and_other_files_are_not(tmp_path: Path) -> None
 def test_the_same_records_make_the_same_tokens_byte_for_byte() -> None:
     first, second = (blocks(abut.records.view([a_record(*TALK)])) for _ in range(2))
     assert first["pieces-0"] == second["pieces-0"]
+
+
+# ---- images
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (90, 400, 3), dtype=np.uint8)
+
+
+def pictured(folder: Path | None = None, pixels: Any = PIXELS, **changes: Any) -> dict[str, Any]:
+    """A record with an image, which is kept in a folder."""
+    rollout = a_pictured_rollout(TOKENIZER, pixels, **changes)
+    if folder is not None:
+        ImageFolder(folder).write(rollout)
+    return of(rollout, tokenizer=str(DEMO))
+
+
+def thumbnails(page: abut.records.Page) -> dict[str, Any]:
+    data = blocks(page)
+    found: dict[str, Any] = {}
+    for number, hashes in enumerate(data["head"][0]["pictures"]):
+        texts, _ = data[f"pictures-{number}"]
+        assert [*texts] == hashes
+        found |= {key: Image(base64.b64decode(text)) for key, text in texts.items()}
+    return found
+
+
+def test_a_page_has_a_thumbnail_of_each_image_once(tmp_path: Path) -> None:
+    records = [pictured(tmp_path), pictured(tmp_path, rollout_id="r1")]
+    page = abut.records.view(records, images=tmp_path)
+    ((key, thumbnail),) = thumbnails(page).items()
+    (span,) = records[0]["images"]
+    assert (key, page.troubles) == (span["hash"], [])
+    assert (thumbnail.width, thumbnail.height) == (192, 43)
+    whole = np.asarray(Image.of(PIXELS).to_pil().resize((192, 43)), float)
+    assert np.abs(thumbnail.pixels - whole).mean() < 24  # a JPEG; of noise, unrelated ones are 60
+    for rollout in blocks(page)["chunk-0"][0]["rollouts"]:
+        assert rollout["images"] == [span]
+    assert "img-src data:; " in page.html
+
+
+def test_without_its_file_an_image_has_its_size_and_hash(tmp_path: Path) -> None:
+    record = pictured()
+    (span,) = record["images"]
+    for images in (None, tmp_path):
+        page = abut.records.view([record], images=images)
+        assert thumbnails(page) == {}
+        assert blocks(page)["chunk-0"][0]["rollouts"][0]["images"] == [span]
+        assert page.troubles == [
+            f"1 images are not shown, such as {span['hash']}: the folder of images has no such file"
+        ] * (images is not None)
+    (tmp_path / f"{span['hash']}.png").write_bytes(b"\x89PNG, and then nothing")
+    page = abut.records.view([record], images=tmp_path)
+    assert "are no image that abut reads" in page.troubles[0]
+    assert thumbnails(abut.records.view([record], images=tmp_path, where="reward>9")) == {}
+
+
+def test_a_page_has_only_so_many_bytes_of_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [pictured(tmp_path, PIXELS[:, k : k + 90]) for k in range(5)]
+    full = thumbnails(abut.records.view(records, images=tmp_path))
+    sizes = [len(image.data) for image in full.values()]
+    monkeypatch.setattr(pictures, "MOST_BYTES", sum(sizes[:3]))
+    monkeypatch.setattr(pictures, "_BLOCK_BYTES", sizes[0])
+    page = abut.records.view(records, images=tmp_path)
+    assert [*thumbnails(page)] == [*full][:3]
+    assert blocks(page)["head"][0]["pictures"] == [[key] for key in [*full][:3]]
+    (trouble,) = page.troubles
+    assert trouble.startswith("2 images are left out, for the page has")
+    with pytest.raises(FileNotFoundError):
+        abut.records.view(records, images=tmp_path / "missing")
+
+
+def test_show_names_images() -> None:
+    record = pictured()
+    (span,) = record["images"]
+    said = "\n".join(render(record, None, color=False))
+    assert f"image 0  tokens {span['start']}:{span['end']}  400x90  {span['hash']}\n" in said
+    assert f"[user]\nWhich colour?[image {span['hash']}]\n" in said
 
 
 # ---- seams

@@ -625,6 +625,10 @@ def test_without_get_reward_there_is_no_score(play: Any) -> None:
             """Show."""
             return [{"type": "image", "image": None}]
 
+        def film(self) -> list[Any]:
+            """Film."""
+            return [{"type": "text", "text": "a"}, {"type": "video", "video": b"abc"}]
+
     source = from_environment_factory(Quiet)
     rollout = play(source, call("look"), "Done.")
     assert rollout.reward is None
@@ -632,6 +636,10 @@ def test_without_get_reward_there_is_no_score(play: Any) -> None:
     assert play(source, call("show"), "Done.").error == (
         "EnvError: a tool or reset returned a list that is not one of text and image blocks\n"
         'hint: return a text, or [{"type": "image", "image": picture}, …]'
+    )
+    assert play(source, call("film"), "Done.").error == (
+        "EnvError: a tool or reset returned content of the type 'video', and abut takes no video\n"
+        "hint: send single frames of it as images"
     )
 
 

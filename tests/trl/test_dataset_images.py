@@ -14,6 +14,7 @@ from abut.images import Image
 from abut.template import ImageProcessor
 from abut.trl import make_rollout_func
 from abut.trl.dataset_images import refuse_images, with_row_images
+from abut.trl.tasks import _check_media_columns
 from abut.trl.trainer_engine import image_processor_of
 from tests.kit.stage.rollouts import Recording, Stage, Talk, env, row
 from tests.kit.training.trl_run import a_trainer, user
@@ -56,6 +57,24 @@ def shows(*blocks: Any, role: str = "user") -> dict[str, Any]:
 )
 def test_the_columns_of_a_row_are_in_its_prompt(messages: Any, row: Any, expected: Any) -> None:
     assert with_row_images(messages, row, "prompt 0") == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "held", "said"),
+    [
+        ("videos", [{"bytes": b"", "path": None}], "abut takes no video"),
+        ("audio", {"array": [0.0], "sampling_rate": 1}, "abut takes no audio"),
+        ("videos", ["clip.mp4", None], None),
+        ("audio", 3, None),
+    ],
+)
+def test_media_that_no_prompt_would_show_are_refused(column: str, held: Any, said: Any) -> None:
+    row = {"prompt": [user("a")], column: held}
+    if said is None:
+        return _check_media_columns(row, "prompt 3")
+    with pytest.raises(ValueError, match="prompt 3 has a column") as raised:
+        _check_media_columns(row, "prompt 3")
+    assert f"{column!r} in its row, and {said}\nhint: send " in str(raised.value)
 
 
 @pytest.mark.parametrize(

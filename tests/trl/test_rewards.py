@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -13,10 +14,12 @@ pytest.importorskip("trl")
 
 import torch
 
+from abut.images import Image, ImageSpan
 from abut.rollout.config import RolloutConfig
-from abut.rollout.rollout import Rollout, StopReason
+from abut.rollout.rollout import Branch, Rollout, StopReason
 from abut.trl import env_reward, scored_only
-from abut.trl.metrics import log_rollout_metrics
+from abut.trl.metrics import log_rollout_metrics, note_images, rollout_stats
+from tests.kit.data.records import a_rollout
 from tests.kit.stage.rollouts import Talk, env
 from tests.kit.training.trl_run import a_trainer, user
 
@@ -180,3 +183,23 @@ def test_the_table_can_be_read_on_eighty_columns(
 
 def test_no_rollouts_log_no_metrics() -> None:
     log_rollout_metrics([], lambda name, value: pytest.fail(name))
+
+
+def test_images_are_counted_in_batches_that_have_some() -> None:
+    image = Image.of(np.zeros((2, 2, 3), np.uint8))
+    spans = [ImageSpan(image, 3, 7, 4), ImageSpan(image, 9, 13, 4)]
+    branch = Branch(a_rollout().columns, [], images=spans[:1])
+    stats = [
+        rollout_stats(rollout)
+        for rollout in (a_rollout(), a_rollout(images=spans, branches=[branch]))
+    ]
+    logged: dict[str, float] = {}
+    log_rollout_metrics(stats, logged.__setitem__)
+    assert (logged["rollout/images/mean"], logged["rollout/image_tokens/mean"]) == (1.5, 6)
+    plain: dict[str, float] = {}
+    log_rollout_metrics(stats[:1], plain.__setitem__)
+    assert {*logged} - {*plain} == {"rollout/images/mean", "rollout/image_tokens/mean"}
+    # Another rank has some: this one logs the same names.
+    note_images(stats[:1], True)
+    log_rollout_metrics(stats[:1], plain.__setitem__)
+    assert ({*plain}, plain["rollout/images/mean"]) == ({*logged}, 0)

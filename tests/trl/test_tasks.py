@@ -278,12 +278,12 @@ def test_the_same_config_gives_the_same_rows(called: Any) -> None:
 def test_a_video_in_a_prompt_is_refused_before_anything_is_played(called: Any) -> None:
     cls = env(Columns, got=[])
     video = [{"type": "text", "text": "what is it?"}, {"type": "video"}]
-    with pytest.raises(ValueError, match="texts and images") as raised:
+    with pytest.raises(ValueError, match="no video") as raised:
         called(["a", [user("b"), {"role": "user", "content": video}]], cls)
     assert not cls.got
     assert str(raised.value) == (
-        "prompt 1 has content of the type 'video', and abut takes texts and images\n"
-        "hint: leave out rows with videos, audio and the like, or write in text what they show"
+        "prompt 1 has content of the type 'video', and abut takes no video\n"
+        "hint: leave such rows out, or send single frames of it as images"
     )
 
 

@@ -6,6 +6,7 @@ from abut.audit.fuzz import FuzzResult, spelled_out
 from abut.audit.round_trips import RoundTrip
 from abut.audit.seam_verdicts import Break, SeamVerdict, visible
 from abut.audit.verdict import Audit
+from abut.template.image_report import ImageReport
 
 _NAMED = 12  # tokens of each class that are named; --json has all
 
@@ -15,6 +16,9 @@ def lines(audit: Audit) -> Iterator[str]:
     yield from _tokenizer(audit)
     yield ""
     yield from _template(audit)
+    if audit.images is not None:
+        yield ""
+        yield from image_lines(audit.images)
     if audit.seams:
         yield ""
         yield from _seams(audit.seams)
@@ -105,6 +109,23 @@ def _template(audit: Audit) -> Iterator[str]:
     }
     yield f"  thinking           {survives[report.history_thinking]}"
     for note in report.notes:
+        yield f"  note: {note}"
+
+
+def image_lines(images: ImageReport) -> Iterator[str]:
+    """Yield the lines about a model's images."""
+    if images.refused is not None:
+        yield f"images: {images.processor} is REFUSED, so train it on text alone"
+        yield from (f"  {line}" for line in images.refused.splitlines())
+        return
+    yield f"images: {images.processor} is proved"
+    yield f"  placeholder        {visible(images.placeholder)}"
+    yield f"  media token        {visible(images.media_token)}"
+    yield f"  roles              {', '.join(images.roles)}"
+    sizes = (images.tokens or {}).items()
+    counts = (f"{size}: {'not taken' if n is None else f'{n:,}'}" for size, n in sizes)
+    yield f"  tokens             {', '.join(counts)}"
+    for note in images.notes:
         yield f"  note: {note}"
 
 

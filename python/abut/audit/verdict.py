@@ -19,6 +19,7 @@ from abut.audit.seam_verdicts import SeamVerdict, judge_seams
 from abut.errors import TemplateError
 from abut.parts import Content
 from abut.pretrained import generation_stop_ids, is_tokenizer_file, load_hf_tokenizer, tokenizer_of
+from abut.template.image_report import ImageReport, report_model_images
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.report import TemplateReport
@@ -62,6 +63,8 @@ class Audit:
         round_trips: whether abut parses samples as the template writes them.
         content: whether contents are safe; None without a template that can be appended to.
         fuzz: the result of the fuzz; None if none was asked for.
+        images: the findings about images; None if the model takes none. A refusal of images is not
+            a problem, because the model can be trained on text.
     """
 
     source: str
@@ -72,6 +75,7 @@ class Audit:
     round_trips: tuple[RoundTrip, ...] = ()
     content: ContentVerdict | None = None
     fuzz: FuzzResult | None = None
+    images: ImageReport | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -147,6 +151,7 @@ def audit(
     """
     _check_arguments(roles, fuzz)
     options = dict(template_kwargs or {})
+    given = source
     if not isinstance(source, str | os.PathLike):
         source = tokenizer_of(source)
     name = str(getattr(source, "name_or_path", source)) or type(source).__name__
@@ -165,7 +170,8 @@ def audit(
     if hf_tokenizer is None:
         return Audit(name, Tokenizer.from_file(source).profile())
     tokenizer = Tokenizer.from_pretrained(hf_tokenizer)
-    found = Audit(name, tokenizer.profile())
+    images = report_model_images(given, chat_template=template, **options)
+    found = Audit(name, tokenizer.profile(), images=images)
     if not hf_tokenizer.chat_template:
         return found
     stops = generation_stop_ids(source, vocab_size=tokenizer.vocab_size)

@@ -29,6 +29,12 @@ def _add_view(commands: Commands) -> None:
     _add_without(parser)
     _add_tokenizer(parser)
     parser.add_argument(
+        "--images",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of record_images: show a thumbnail of each image",
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="default: beside the records"
     )
     parser.add_argument("--no-open", action="store_true", help="only write it")
@@ -102,12 +108,18 @@ def view(args: argparse.Namespace) -> int:
     """Write the page and open it; returns the exit status."""
     from abut.records.viewer.page import view
 
-    page = view(args.paths, where=args.where, without=args.without, tokenizer=args.tokenizer)
+    page = view(
+        args.paths,
+        where=args.where,
+        without=args.without,
+        tokenizer=args.tokenizer,
+        images=args.images,
+    )
     path = page.save(args.output or page_path(args.paths[0]))
     megabytes = path.stat().st_size / 1e6
     sys.stderr.write(f"abut view: {page.rollouts} rollouts, {megabytes:.1f} MB\n")
     for trouble in page.troubles:
-        sys.stderr.write(printable(f"abut view: without its tokenizer: {trouble}\n"))
+        sys.stderr.write(printable(f"abut view: {trouble}\n"))
     sys.stdout.write(f"{path}\n")
     if not args.no_open:
         open_page(path)

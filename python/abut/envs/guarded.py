@@ -15,7 +15,14 @@ from abut.envs.foreign import lent_by, placed, placed_in, raised_by_env
 from abut.envs.signatures import UnplayableRow, accepted_keywords, check_removed, lacks_column
 from abut.envs.task import EnvFactory, EnvPool, RolloutTask
 from abut.errors import EnvError, ImageError, text_of, trace_of
-from abut.messages import IMAGE_BLOCKS, is_content, json_copy, strange_block, with_images
+from abut.messages import (
+    IMAGE_BLOCKS,
+    is_content,
+    json_copy,
+    refusal_of,
+    strange_block,
+    with_images,
+)
 
 _SET = {
     "alive": "set self.alive: True in reset, False in the step that ends the episode",
@@ -247,12 +254,9 @@ def _with_images(env: Any, method: str, message: Any) -> Any:
     name, content = f"{type(env).__name__}.{method}", message.get("content")
     block = strange_block(content, known=("text", *IMAGE_BLOCKS))
     if block is not None:
-        raise placed_in(
-            env,
-            method,
-            f"{name} replied with content of the type {block!r}, and abut takes texts and images",
-            "reply with blocks of the types 'text' and 'image' alone",
-        )
+        because, instead = refusal_of(block)
+        what = f"{name} replied with content of the type {block!r}, and {because}"
+        raise placed_in(env, method, what, instead)
     try:
         read = with_images(content)
     except ImageError as error:

@@ -29,6 +29,7 @@ from abut.nemo_gym.rows import File, lines_of
 from abut.nemo_gym.scripted_rollout import ScriptedPolicy, Template, probe, template_of, writing_of
 from abut.nemo_gym.servers import Servers
 from abut.pretrained import load_hf_tokenizer
+from abut.template.image_report import ImageReport, report_model_images
 
 
 async def findings_of_batch(
@@ -99,6 +100,8 @@ def doctor(
     except (AbutError, ValueError, OSError) as error:
         yield _of_error(error)
         return
+    if tokenizer is not None and (images := report_model_images(tokenizer)) is not None:
+        yield _of_images(images)
     listed = ", ".join(servers.agents) or "none"
     level: Any = "ok" if servers.agents else "error"
     yield Finding(level, f"the head at {head.url} has {len(servers.agents)} agents: {listed}")
@@ -234,6 +237,20 @@ def _by_address(
             grouped.setdefault(asked, []).append(agent)
     for (url, key), names in grouped.items():
         yield url, key, names
+
+
+def _of_images(images: ImageReport) -> Finding:
+    if images.refused is not None:
+        because, _, hint = images.refused.partition("\nhint: ")
+        return Finding(
+            "warning", f"images are refused, and requests that have some: {because}", hint
+        )
+    counts = ", ".join(f"{n} for {size}" for size, n in (images.tokens or {}).items() if n)
+    return Finding(
+        "ok",
+        f"images: {images.processor} is proved, in messages of {', '.join(images.roles)}; "
+        f"tokens: {counts}",
+    )
 
 
 def _of_error(error: Exception) -> Finding:

@@ -350,6 +350,17 @@ def _hash_of(image: Image) -> str:
     return image.hash
 
 
+def image_hashes(content: Any) -> list[str]:
+    """Return the hashes that stand for images in the content of a recorded message."""
+    return [
+        block["image"]
+        for block in (content if isinstance(content, list) else ())
+        if isinstance(block, Mapping)
+        and block.get("type") == "image"
+        and isinstance(block.get("image"), str)
+    ]
+
+
 def _list(numbers: Sequence[int] | Any) -> list[int] | None:
     return None if numbers is None else np.asarray(numbers).tolist()
 

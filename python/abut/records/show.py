@@ -11,6 +11,7 @@ from abut._native import Tokenizer
 from abut.errors import printable
 from abut.messages import texts_of
 from abut.parts import PROVENANCE
+from abut.records.record import image_hashes
 from abut.records.scores import advantages_of, total_of
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}
@@ -135,7 +136,8 @@ def render(record: Mapping[str, Any], tokenizer: Tokenizer | None, *, color: boo
         for message in record["messages"]:
             yield f"[{_field(message['role'])}]"
             rest = {k: v for k, v in message.items() if k not in ("role", "content")}
-            said = "".join(texts_of(message))
+            images = (f"[image {digest}]" for digest in image_hashes(message.get("content")))
+            said = "".join([*texts_of(message), *images])
             yield printable(said + (f"\n{rest}" if rest else ""))
     if tokenizer is None:
         yield ""
@@ -176,6 +178,11 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
             f"{_field(turn['finish_reason'])}  "
             f"generate {turn['generate_s']:.3f} s  env {turn['env_s']:.3f} s  "
             f"reward {_field(turn['reward'])}{gained}"
+        )
+    for number, image in enumerate(record["images"] or ()):
+        yield (
+            f"image {number}  tokens {_field(image['start'])}:{_field(image['end'])}  "
+            f"{_field(image['width'])}x{_field(image['height'])}  {_field(image['hash'])}"
         )
     verdicts = ", ".join(
         _field(seam["kind"]) + ("" if seam["exact"] else " (inexact)") for seam in record["seams"]

@@ -14,6 +14,9 @@ from abut.template.image_processor import ImageProcessor
 from abut.template.image_proofs import probe_image
 from abut.template.turn_layout import WITH_TEMPLATE, roles, user
 
+NO_IMAGES = "the template writes no images in "
+"""The beginning of a note on a role."""
+
 Written = Callable[[Sequence[Message]], object]
 
 
@@ -97,5 +100,5 @@ def prove_roles(opening: Written, increment: Written) -> tuple[tuple[str, ...], 
             found.append(role)
         except TemplateError as error:
             because = str(error).partition("\n")[0]
-            notes.append(f"the template writes no images in {role} messages: {because}")
+            notes.append(f"{NO_IMAGES}{role} messages: {because}")
     return tuple(found), tuple(notes)

@@ -58,6 +58,7 @@ def rollout_stats(
     if trains_all is not None:
         dropped = sum(n for n, branch in trained if not (trains_all and branch.delivered))
         of_agent["dropped_tokens"] = dropped
+    images = [*rollout.images, *(span for branch in rollout.branches for span in branch.images)]
     figures = {
         **(of_agent if agents else {}),
         **of_tools,
@@ -73,6 +74,8 @@ def rollout_stats(
         "failed": rollout.failed,
         "retried": rollout.attempts > 1,
         "unscored": rollout.reward is None,
+        "images": len(images),
+        "image_tokens": sum(span.features for span in images),
     }
     return Stats(figures)
 
@@ -116,6 +119,17 @@ def note_tool_calls(stats: Sequence[Stats], of_a_rank: float) -> None:
     """Note how many calls of tools a rank's rollouts made in the mean."""
     for row in stats:
         row["tool_calls_of_a_rank"] = of_a_rank
+
+
+def has_images(stats: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a rollout has an image in one of its conversations."""
+    return any(row["images"] for row in stats)
+
+
+def note_images(stats: Sequence[Stats], found: bool) -> None:
+    """Note whether a rollout of any rank has an image, so that each rank logs the same."""
+    for row in stats:
+        row["batch_has_images"] = found
 
 
 def log_batch(
@@ -173,6 +187,9 @@ def log_rollout_metrics(
     ):
         # Without a seam the share is unknown, and NaN: TRL leaves NaN out of means.
         log_metric(name, count / seams if seams else math.nan)
+    if stats[0].get("batch_has_images", has_images(stats)):
+        for key in ("images", "image_tokens"):
+            log_metric(f"rollout/{key}/mean", sum(row[key] for row in stats) / len(stats))
     if "tool_calls" in stats[0]:
         _log_tools(stats, log_metric)
     if "branches" in stats[0]:

@@ -28,7 +28,9 @@ from abut.tools.environment_factory import environments_of
 from abut.trl.credit import Credit, checked_credit
 from abut.trl.dataset_images import check_images, check_trains_images
 from abut.trl.metrics import (
+    has_images,
     is_metric,
+    note_images,
     note_rewards_by_name,
     note_tool_calls,
     rewards_by_name,
@@ -174,6 +176,9 @@ class RolloutFunc:
         if has_tools(self._tasks.route.kinds):
             calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
             note_tool_calls(rows["rollout_stats"], calls)
+        if hasattr(trainer.processing_class, "image_processor"):
+            pictured = has_images(rows["rollout_stats"])
+            note_images(rows["rollout_stats"], any(gathered(trainer.accelerator, pictured)))
         mode = "train" if trainer.model.training else "eval"
         self._model_metrics.add(trainer, rows, mode)
         if isinstance(trainer, AllRows):

@@ -15,7 +15,14 @@ from types import FrameType
 from typing import Any
 
 from abut.envs.task import RolloutTask
-from abut.messages import IMAGE_BLOCKS, Message, last_user_text, strange_block, without_filler
+from abut.messages import (
+    IMAGE_BLOCKS,
+    Message,
+    last_user_text,
+    refusal_of,
+    strange_block,
+    without_filler,
+)
 from abut.trl.dataset_images import with_row_images
 from abut.trl.route import ROUTE, EnvRoute
 
@@ -223,11 +230,12 @@ class Tasks:
         for message in prompt:
             known = ("text", *IMAGE_BLOCKS)
             if (block := strange_block(message.get("content"), known=known)) is not None:
+                because, instead = refusal_of(block)
                 raise ValueError(
-                    f"{where} has content of the type {block!r}, and abut takes texts and images\n"
-                    "hint: leave out rows with videos, audio and the like, or write in text what "
-                    "they show"
+                    f"{where} has content of the type {block!r}, and {because}\n"
+                    f"hint: leave such rows out, or {instead}"
                 )
+        _check_media_columns(dataset_row, where)
         messages = [without_filler(message) for message in prompt]
         messages = with_row_images(messages, dataset_row, where)
         row: Mapping[str, Any] = {}
@@ -239,6 +247,23 @@ class Tasks:
                 "hint: give one of the two"
             )
         return [*system, *messages], last_user_text(messages), row
+
+
+def _check_media_columns(row: Mapping[str, Any], where: str) -> None:
+    """Refuse the media of a row that no prompt would show, where images of a column are shown.
+
+    Raises:
+        ValueError: a column holds video or audio; a path or a number is an environment's business.
+    """
+    for name in ("video", "videos", "audio", "audios"):
+        value = row.get(name)
+        held = value if isinstance(value, list | tuple) else [value]
+        if not all(one is None or isinstance(one, str | int | float) for one in held):
+            because, instead = refusal_of(name)
+            raise ValueError(
+                f"{where} has a column {name!r} in its row, and {because}\n"
+                f"hint: {instead}, or remove or rename the column"
+            )
 
 
 def _run_id(trainer: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 import abut
+from abut.images import Image, ImageSpan
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 
@@ -94,3 +95,37 @@ def a_played_rollout(
     for name, value in changes.items():
         setattr(rollout, name, value)
     return rollout
+
+
+MEDIA = "<|endoftext|>"
+"""Stands for the features of an image: any control token may."""
+
+
+def a_pictured_rollout(tokenizer: abut.Tokenizer, pixels: Any, **changes: Any) -> Rollout:
+    """A rollout of one turn whose prompt has an image of four tokens."""
+    image = Image.of(pixels)
+    trajectory = abut.Trajectory(tokenizer)
+    before, behind = USER
+    prompt = [before, abut.Scaffold(4 * MEDIA), abut.Content("Which colour?"), behind, ASSISTANT]
+    trajectory.append_parts(prompt, provenance="prompt")
+    trajectory.request()
+    said = tokenizer.encode("r").tolist()
+    trajectory.append_sampled(said, [-1.0] * len(said))
+    columns = trajectory.columns()
+    start = columns.prompt_ids.tolist().index(tokenizer.token_to_id(MEDIA))
+    blocks = [{"type": "image", "image": image}, {"type": "text", "text": "Which colour?"}]
+    turn = TurnRecord(len(columns.prompt_ids), len(trajectory), "length")
+    return a_rollout(
+        **{
+            "columns": columns,
+            "provenance": trajectory.provenance,
+            "turns": [turn],
+            "seams": [],
+            "images": [ImageSpan(image, start, start + 4, 4)],
+            "messages": [
+                {"role": "user", "content": blocks},
+                {"role": "assistant", "content": "r"},
+            ],
+        }
+        | changes
+    )

@@ -10,10 +10,11 @@ import pytest
 
 import abut
 from abut.demo.model import ASSETS as DEMO
+from abut.records.image_folder import ImageFolder
 from abut.records.record import ROLLOUT, from_record, to_record
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from tests.kit.clients.page import Shown, run_copied_test
-from tests.kit.data.records import a_played_rollout
+from tests.kit.data.records import MEDIA, a_pictured_rollout, a_played_rollout
 
 Show = Callable[..., Shown]
 Save = Callable[..., Path]
@@ -61,6 +62,34 @@ def test_hostile_text_is_text(
     assert "2 passed" in done.stdout, done.stdout
     shown.press("Escape", "c", "v", "t")
     assert shown.axe() == []
+
+
+def test_images_stand_at_their_tokens_and_in_messages(
+    show: Show, saved: Save, tokenizer: abut.Tokenizer, tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 400, 3), dtype=np.uint8)
+    seen = a_pictured_rollout(tokenizer, pixels)
+    failed = a_pictured_rollout(tokenizer, pixels, rollout_id="r1", columns=None, provenance=())
+    unkept = a_pictured_rollout(tokenizer, pixels[:, ::-1], rollout_id="r2")
+    ImageFolder(tmp_path / "images").write(seen)
+    records = [of(rollout) for rollout in (seen, failed, unkept)]
+    shown = show(saved(records, images=tmp_path / "images"), "#r=r0")
+    drawn = (
+        "[...document.querySelectorAll('#view-tokens img')].map(i => [i.complete, i.naturalWidth])"
+    )
+    shown.wait(f"JSON.stringify({drawn}) === '[[true,192]]'")
+    start = seen.images[0].start
+    caption = f"Image · 400 × 90 · tokens {start} to {start + 3} {seen.images[0].image.hash[:8]}"
+    assert shown.text(".picture figcaption") == caption
+    assert shown.text(".pictured .media") == 4 * MEDIA
+    assert shown.axe() == []
+    shown.press("j")
+    shown.wait("document.querySelectorAll('.message img').length === 1")
+    assert shown.text(".message figcaption") == f"Image {seen.images[0].image.hash[:8]}"
+    assert shown.axe() == []
+    shown.press("j")
+    assert shown.text(".picture figcaption").startswith("Image · 400 × 90 · tokens ")
+    assert shown.ask("document.images.length") == 0
 
 
 def test_a_failed_rollout_shows_its_error_and_messages(

@@ -37,11 +37,11 @@ _SHORTEST_FOUND = 12
 
 _LATER = (
     *("turns", "columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
-    *("control_spellings", "client_rewrites", "name"),
+    *("control_spellings", "client_rewrites", "name", "images"),
 )
 """Fields that are copied into a chunk unchanged."""
 
-_OF_BRANCH = ("cause", "delivered", "name", "turns")
+_OF_BRANCH = ("cause", "delivered", "name", "turns", "images")
 """Fields of a branch that are copied into a chunk unchanged."""
 
 

@@ -23,12 +23,14 @@ from abut.records.filter import parse_filter
 from abut.records.read import read_records
 from abut.records.show import load_tokenizer
 from abut.records.viewer.packed import Chunk, Pieces, as_columns, block, row_of_list
+from abut.records.viewer.pictures import Pictures
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("page.css", "tokens.css")
 SCRIPTS = (
-    *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "seams.js"),
-    *("facts.js", "rollout.js", "compare.js", "curves.js", "copied_test.js", "keys.js", "page.js"),
+    *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "pictures.js"),
+    *("seams.js", "facts.js", "rollout.js", "compare.js", "curves.js", "copied_test.js"),
+    *("keys.js", "page.js"),
 )
 """In load order."""
 
@@ -45,7 +47,8 @@ class Page:
     Attributes:
         html: the whole file.
         rollouts: how many rollouts it shows.
-        troubles: for each tokenizer that could not be loaded, why: the page then shows ids.
+        troubles: for each tokenizer that could not be loaded, why: the page then shows ids; and why
+            images are not shown.
     """
 
     def __init__(self, text: str, rollouts: int, troubles: Sequence[str] = ()) -> None:
@@ -86,6 +89,7 @@ def view(
     where: str = "",
     without: Iterable[str] = (),
     tokenizer: str | None = None,
+    images: Path_ | None = None,
 ) -> Page:
     """Return a page that shows each token of rollouts; `docs/view.md` says how to read it.
 
@@ -96,18 +100,24 @@ def view(
             `traceback` holds paths.
         tokenizer: name, folder or tokenizer.json; None: the one that each record names. If that
             cannot be loaded, the page shows ids and messages, and says why.
+        images: the folder that `record_images` named; the page then holds a thumbnail of each image
+            of the rollouts. None: it shows their sizes and hashes.
 
     Raises:
         ValueError: `where` is not a filter, `without` names an unknown field or one that the page
             needs, or a path holds no records.
         FileNotFoundError: a path does not exist.
+        NotADirectoryError: `images` is a file.
+        MissingExtraError: Pillow is not installed, which `images` needs.
     """
     left_out = [*without]
     if needed := sorted(_NEEDED & {*left_out}):
         raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
     read, name = _read(records)
     wanted = filter(parse_filter(where), read)
-    return _page(export(wanted, "records", without=left_out), name, where, left_out, tokenizer)
+    pictures = Pictures(None if images is None else Path(images))
+    shown = export(wanted, "records", without=left_out)
+    return _page(shown, name, where, left_out, tokenizer, pictures)
 
 
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
@@ -131,6 +141,7 @@ def _page(
     where: str,
     without: Sequence[str],
     tokenizer: str | None,
+    pictures: Pictures,
 ) -> Page:
     tables: dict[str | None, Pieces] = {}
     rows: list[dict[str, Any]] = []
@@ -145,7 +156,9 @@ def _page(
         found_at = {"chunk": len(chunks), "place_in_chunk": len(chunk)}
         rows.append(row_of_list(record) | found_at | {"tokenizer": [*tables].index(source)})
         chunk.add(record, pieces)
+        pictures.add(record)
     chunks.append(chunk.packed())
+    thumbnails = [*pictures.packed()]
     head = {
         "version": __version__,
         "name": name,
@@ -155,13 +168,16 @@ def _page(
         "provenance": PROVENANCE,
         "chunks": len(chunks),
         "tokenizers": len(tables),
+        "pictures": [hashes for hashes, _ in thumbnails],
         "rollouts": as_columns(rows),
     }
     blocks = {"head": block(head)}
     for number, pieces in enumerate(tables.values()):
         blocks[f"pieces-{number}"] = block(*pieces.packed())
     blocks |= {f"chunk-{number}": packed for number, packed in enumerate(chunks)}
-    troubles = [pieces.trouble for pieces in tables.values() if pieces.trouble]
+    blocks |= {f"pictures-{number}": packed for number, (_, packed) in enumerate(thumbnails)}
+    troubles = [f"without its tokenizer: {p.trouble}" for p in tables.values() if p.trouble]
+    troubles += pictures.troubles()
     return Page(_markup(name, blocks), len(rows), troubles)
 
 
@@ -188,6 +204,7 @@ def _markup(name: str, blocks: Mapping[str, str]) -> str:
     scripts = [f"{_asset(file)}//# sourceURL=abut/{file}\n" for file in SCRIPTS]
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     filled = {

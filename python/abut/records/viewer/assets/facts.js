@@ -91,6 +91,7 @@ const empty = (value) => (value && Object.keys(value).length ? value : null);
 function messagesOf(rollout) {
   return make("div", { class: "messages" }, rollout.messages.map((message) => make("article", { class: "message" },
     make("h3", {}, message.role ?? "nobody"),
+    picturesOf(rollout, message),
     longText(messageText(rollout, message)),
     message.extra ? make("pre", { class: "quiet", tabindex: "0" }, printable(message.extra)) : null)));
 }

@@ -33,6 +33,8 @@ class Records {
       row.tokens = row.prompt_tokens + row.completion_tokens;
       return row;
     });
+    this.pictureBlocks = new Map((head.pictures ?? []).flatMap((hashes, k) => hashes.map((hash) => [hash, k])));
+    this.pictures = new Map();
     this.byRolloutId = new Map(this.rows.map((row) => [row.rollout_id, row]));
     this.chunks = new Map();
   }
@@ -40,7 +42,16 @@ class Records {
   /** A rollout with its tokens and all else. */
   async rollout(row) {
     const chunk = await this.chunk(row.chunk);
-    return { row, pieces: this.pieces[row.tokenizer], ...chunk[row.place_in_chunk] };
+    const picture = (hash) => this.picture(hash);
+    return { row, pieces: this.pieces[row.tokenizer], picture, ...chunk[row.place_in_chunk] };
+  }
+
+  /** The thumbnail of an image, as an address; null where the page has none. */
+  async picture(hash) {
+    const block = this.pictureBlocks.get(hash);
+    if (block === undefined) return null;
+    if (!this.pictures.has(block)) this.pictures.set(block, unpack(`pictures-${block}`));
+    return `data:image/jpeg;base64,${(await this.pictures.get(block)).facts[hash]}`;
   }
 
   async chunk(number) {

@@ -24,7 +24,8 @@ function sectionElement(rollout, sequence, section, text, { side = "" } = {}) {
   const { first, last, turn, sample } = section;
   const seams = (sequence.seams ?? []).map((seam, number) => ({ ...seam, number }));
   const here = seams.filter(({ token }) => token !== null && token >= first && token < last);
-  const edges = new Set([first, last, ...here.map(({ token }) => token)]);
+  const pictures = (sequence.images ?? []).filter(({ start }) => start >= first && start < last);
+  const edges = new Set([first, last, ...here.map(({ token }) => token), ...pictures.flatMap(({ start, end }) => [start, end])]);
   if (sample) edges.add(sample.end);
   const places = [...edges].filter((place) => place <= last).sort((a, b) => a - b);
   const parts = [];
@@ -32,9 +33,12 @@ function sectionElement(rollout, sequence, section, text, { side = "" } = {}) {
     for (const seam of here.filter(({ token }) => token === places[k])) {
       parts.push(seamRow({ ...rollout, ...sequence }, seam, seam.number));
     }
+    const picture = pictures.find(({ start }) => start === places[k]);
+    const tokens = text.segment(places[k], places[k + 1]);
     parts.push(make("div", { class: "piece" },
       make("span", { class: "writer" }, writerOf(sequence, places[k], places[k + 1])),
-      text.segment(places[k], places[k + 1])));
+      picture ? make("div", { class: "pictured" }, pictureOf(rollout, picture),
+        make("div", { class: "media", tabindex: "0", role: "group", "aria-label": "Tokens of the image" }, tokens)) : tokens));
   }
   const name = turn === null ? "Prompt" : `Turn ${turn}`;
   return make("section", { class: "turn", "aria-label": side + name, dataset: { turn: turn ?? "prompt" } },
