@@ -121,7 +121,7 @@ def note_tool_calls(stats: Sequence[Stats], of_a_rank: float) -> None:
         row["tool_calls_of_a_rank"] = of_a_rank
 
 
-def has_images(stats: Sequence[Mapping[str, Any]]) -> bool:
+def any_images(stats: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a rollout has an image in one of its conversations."""
     return any(row["images"] for row in stats)
 
@@ -187,7 +187,7 @@ def log_rollout_metrics(
     ):
         # Without a seam the share is unknown, and NaN: TRL leaves NaN out of means.
         log_metric(name, count / seams if seams else math.nan)
-    if stats[0].get("batch_has_images", has_images(stats)):
+    if stats[0].get("batch_has_images", any_images(stats)):
         for key in ("images", "image_tokens"):
             log_metric(f"rollout/{key}/mean", sum(row[key] for row in stats) / len(stats))
     if "tool_calls" in stats[0]:

@@ -28,7 +28,7 @@ from abut.tools.environment_factory import environments_of
 from abut.trl.credit import Credit, checked_credit
 from abut.trl.dataset_images import check_images, check_trains_images
 from abut.trl.metrics import (
-    has_images,
+    any_images,
     is_metric,
     note_images,
     note_rewards_by_name,
@@ -177,7 +177,7 @@ class RolloutFunc:
             calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
             note_tool_calls(rows["rollout_stats"], calls)
         if hasattr(trainer.processing_class, "image_processor"):
-            pictured = has_images(rows["rollout_stats"])
+            pictured = any_images(rows["rollout_stats"])
             note_images(rows["rollout_stats"], any(gathered(trainer.accelerator, pictured)))
         mode = "train" if trainer.model.training else "eval"
         self._model_metrics.add(trainer, rows, mode)
