@@ -61,7 +61,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_picture_is_decoded_once_on_a_thread(decoded: list[str]) -> None:
-    images, same = seeing(), url(picture(1))
+    images, same = seeing(), url(picture(1001))  # which no other test has
     first = read(images, {"messages": [shown(same)]})
     second = read(images, {"messages": [shown(same), shown(same, url(picture(2)))]})
     assert len(decoded) == 2

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 
 from abut.gateway.ledger.refusal import Refusal, short
 from abut.images import Image
+from abut.messages import refusal_of
 
 # Behind them a URL has megabytes, and a client may send one without a comma.
 _MOST_HEAD = 200
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp")
 _TAKEN = "png, jpeg or webp"
-_ALONE = "abut takes texts and images"
+_PAGES = "and abut takes texts and images\nhint: send its text, or its pages as images"
 # By a part of the name of a block's type, or of a media type.
-_OTHER_MEDIA = {
-    "video": f"a video, and {_ALONE}\nhint: send frames of it as images",
-    "audio": f"audio, and {_ALONE}\nhint: send a transcript as text",
-    "document": f"a document, and {_ALONE}\nhint: send its text, or its pages as images",
-    "file": f"a file, and {_ALONE}\nhint: send its text, or its pages as images",
-    "pdf": f"a document, and {_ALONE}\nhint: send its text, or its pages as images",
+_OTHERS = {
+    "document": f"a document, {_PAGES}",
+    "pdf": f"a document, {_PAGES}",
+    "file": f"a file, {_PAGES}",
     "image": "an image, and none is taken there\nhint: send it in a message of a user",
 }
 
@@ -87,13 +86,12 @@ def check_media_type(media_type: Any, path: str) -> None:
     given = media_type.lower() if isinstance(media_type, str) else ""
     if given in _MEDIA_TYPES:
         return
-    kind = next((kind for kind in _OTHER_MEDIA if kind in given and kind != "image"), None)
-    if kind is not None:
-        raise Refusal(f"{path} is {_OTHER_MEDIA[kind]}", param=path.partition("[")[0])
-    raise Refusal(
-        f"{path} has the media type {short(media_type)}, and images are taken as {_TAKEN}",
-        param=path.partition("[")[0],
-    )
+    if given.startswith("image/"):
+        raise Refusal(
+            f"{path} has the media type {short(media_type)}, and images are taken as {_TAKEN}",
+            param=path.partition("[")[0],
+        )
+    raise unread(path, media_type)
 
 
 def base64_at(holder: dict[str, Any], key: str, path: str) -> str:
@@ -116,8 +114,8 @@ def unread(where: str, kind: Any) -> Refusal:
         kind: its type, or its media type.
     """
     named = kind.lower() if isinstance(kind, str) else ""
-    known = next((kind for kind in _OTHER_MEDIA if kind in named), None)
-    what = (
-        f"a block of the type {short(kind)}, and {_ALONE}" if known is None else _OTHER_MEDIA[known]
-    )
-    return Refusal(f"{where} has {what}", param=where.partition("[")[0])
+    known = next((what for word, what in _OTHERS.items() if word in named), None)
+    if known is None:
+        because, instead = refusal_of(named)
+        known = f"content of the type {short(kind)}, and {because}\nhint: {instead}"
+    return Refusal(f"{where} has {known}", param=where.partition("[")[0])

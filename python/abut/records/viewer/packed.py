@@ -37,7 +37,7 @@ _SHORTEST_FOUND = 12
 
 _LATER = (
     *("turns", "columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
-    *("control_spellings", "client_rewrites", "name", "images"),
+    *("control_spellings", "client_rewrites", "name", "images", "dropped_images"),
 )
 """Fields that are copied into a chunk unchanged."""
 

@@ -74,6 +74,7 @@ function otherFacts(rollout) {
     ["dataset row", rollout.columns], ["extras", empty(rollout.extras)],
     ["control tokens that somebody spelled", empty(rollout.control_spellings)],
     ["rewrites by the client", empty(rollout.client_rewrites)],
+    ["images that the agent left out of its history", empty(rollout.dropped_images)],
     ["errors of attempts", empty(rollout.attempt_errors)],
     ["tracebacks of attempts", empty(rollout.attempt_tracebacks)],
     ["tokenizer", rollout.pieces.source], ["seed", row.seed], ["episode seed", row.episode_seed],
