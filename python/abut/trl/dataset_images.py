@@ -1,15 +1,20 @@
 """Images of a dataset: the columns `image` and `images`, put into the prompts as TRL does."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from abut.envs.task import RolloutTask
 from abut.errors import ImageError
 from abut.images import Image
-from abut.messages import IMAGE_BLOCKS, Message, images_of, with_images
+from abut.messages import IMAGE_BLOCKS, Message, images_of, with_images, without_filler
 from abut.processor import PartsProcessor
+from abut.rollout.rollout import Rollout
 from abut.template.image_processor import ImageProcessor
 from abut.template.processor import ChatTemplateProcessor
+from abut.trl.version import LIGER_IS_LOGPROBS, trl_version, trl_version_text
+
+_COLUMNS = ("image", "images")
 
 
 def with_row_images(
@@ -29,22 +34,56 @@ def with_row_images(
         ValueError: an image cannot be read, or there are not as many as blocks for them.
     """
     try:
+        blocks = list(_blocks(messages))
+        empty = sum(map(_is_empty, blocks))
+        filled = len(blocks) - empty
+        if filled and not empty:  # the row's images are there already
+            return [_with_content(message, iter(())) for message in messages]
         images = [Image.of(value) for value in _images_of_row(row)]
-        empty = sum(map(_is_empty, _blocks(messages)))
-        filled = len(list(_blocks(messages))) - empty
-        if images and not empty and not filled:
+        if images and not empty:
             messages = _before_first_text(messages, len(images))
             empty = len(images)
-        if len(images) != empty and (empty or not filled):
+        if len(images) != empty:
             raise ImageError(
                 f"its row has {len(images)} images, and its messages {empty} blocks without one\n"
                 'hint: write {"type": "image"} once for each image of the row, or nowhere'
             )
         left = iter(images)
-        # TRL has filled the blocks already where it saw the columns first.
-        return [_with_content(message, left if empty else iter(())) for message in messages]
+        return [_with_content(message, left) for message in messages]
     except ImageError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def with_moved_images(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return rows of a dataset with their images in the prompts, and the columns that held them.
+
+    TRL runs the images of these columns through its processor, for all rows of a batch at once.
+
+    Args:
+        rows: one for each prompt. A prompt that is a text stays as it is, since it has no place for
+            an image.
+
+    Returns:
+        New rows without the columns, and the columns; the rows themselves and an empty list if
+        there are no such columns. A prompt stays as it is if `with_row_images` refuses it.
+    """
+    columns: list[Mapping[str, Any]]
+    columns = [{name: row[name] for name in _COLUMNS if name in row} for row in rows]
+    if not any(columns):
+        return rows, []
+    moved: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        kept = {name: value for name, value in row.items() if name not in _COLUMNS}
+        prompt = row.get("prompt")
+        if isinstance(prompt, list | tuple) and all(map(_has_role, prompt)):
+            # Its task raises this again, where the other ranks are told.
+            with suppress(ValueError):
+                messages = [without_filler(message) for message in prompt]
+                kept["prompt"] = with_row_images(messages, row, f"prompt {number}")
+        moved.append(kept)
+    return moved, columns
 
 
 def check_images(
@@ -64,7 +103,14 @@ def check_images(
     """
     pictured = [task for task in tasks if any(images_of(m.get("content")) for m in task.messages)]
     if pictured:
-        check_trains_images(trainer, f"prompt {pictured[0].index}")
+        _check_trains_images(trainer, f"prompt {pictured[0].index}")
+    columns = {name for task in tasks for name in _COLUMNS if task.columns.get(name) is not None}
+    if columns and getattr(trainer, "abut_image_columns", None) == ():
+        raise TypeError(
+            f"the dataset has a column {min(columns)!r}, and the trainer's rollout_func hides "
+            "make_rollout_func(…), so TRL would run the images through its processor as well\n"
+            "hint: pass make_rollout_func(…) itself, or wrap it with functools.wraps"
+        )
     for task in pictured:
         processor = task.processor or engine_processor
         if not isinstance(processor, ChatTemplateProcessor):
@@ -100,7 +146,34 @@ def refuse_images(tasks: Sequence[RolloutTask]) -> None:
         )
 
 
-def check_trains_images(trainer: Any, what: str) -> None:
+def check_rollout_images(
+    trainer: Any, rollouts: Sequence[Rollout], images: ImageProcessor | None
+) -> None:
+    """Refuse rollouts whose images would not be trained.
+
+    Args:
+        trainer: trains images if its `trains_images` is True.
+        rollouts: of a batch.
+        images: makes the tensors of images; None: nothing does.
+
+    Raises:
+        TypeError: the trainer does not train images, or nothing makes their tensors.
+        ValueError: the trainer's loss is liger's own.
+    """
+    pictured = [r for r in rollouts if r.images or any(branch.images for branch in r.branches)]
+    if not pictured:
+        return
+    what = f"rollout {pictured[0].rollout_id}"
+    _check_trains_images(trainer, what)
+    if images is None:
+        raise TypeError(
+            f"{what} has an image, and the processor= of make_rollout_func has no ImageProcessor "
+            "to make its pixels\n"
+            "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor))"
+        )
+
+
+def _check_trains_images(trainer: Any, what: str) -> None:
     """Refuse a trainer whose forward passes get no pixels: its loss would fall all the same.
 
     Args:
@@ -109,12 +182,24 @@ def check_trains_images(trainer: Any, what: str) -> None:
 
     Raises:
         TypeError: it does not say so.
+        ValueError: its loss is liger's own, whose passes get none.
     """
     if not getattr(trainer, "trains_images", False):
         raise TypeError(
             f"{what} has an image, and {type(trainer).__name__} trains without its pixels\n"
             "hint: from abut.trl import GRPOTrainer"
         )
+    liger = getattr(trainer.args, "use_liger_kernel", False)
+    if liger and trl_version() < LIGER_IS_LOGPROBS:
+        raise ValueError(
+            f"{what} has an image, and use_liger_kernel=True with TRL {trl_version_text()} "
+            "computes a loss of its own, without pixels\n"
+            "hint: pip install 'trl>=1.14', or use_liger_kernel=False"
+        )
+
+
+def _has_role(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
 def _images_of_row(row: Mapping[str, Any]) -> Sequence[Any]:

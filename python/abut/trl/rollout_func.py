@@ -24,9 +24,10 @@ from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
+from abut.template.image_processor import ImageProcessor
 from abut.tools.environment_factory import environments_of
 from abut.trl.credit import Credit, checked_credit
-from abut.trl.dataset_images import check_images, check_trains_images
+from abut.trl.dataset_images import check_images, check_rollout_images
 from abut.trl.metrics import (
     any_images,
     is_metric,
@@ -137,6 +138,9 @@ def make_rollout_func(
 class RolloutFunc:
     """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
 
+    images_in_prompts = True
+    """It finds the images of the dataset there, so the trainer puts them there."""
+
     def __init__(self, arguments: Arguments, credit: Credit = None) -> None:
         self._arguments, self._credit = arguments, credit
         self._tasks, self._recorder = arguments.tasks, arguments.recorder
@@ -146,6 +150,7 @@ class RolloutFunc:
         self._model_metrics = ModelMetrics()
         self._engine: Engine | None = None
         self._built_for: tuple[Any, type] | None = None
+        self._images: ImageProcessor | None = None
         self._warned_of_unseen = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -203,6 +208,7 @@ class RolloutFunc:
             rollouts,
             takes_all=self._trains_all and trainer.model.training,
             can_score=lambda rollout: rollout.reward is not None or not only_envs,
+            images=self._images,
         )
         return RowScoring(
             batch,
@@ -225,8 +231,7 @@ class RolloutFunc:
         check_images(trainer, tasks, self._engine.processor)
         record = self._record(trainer, mode, tasks)
         rollouts, failures = self._engine.play(tasks, on_rollout=record)
-        if pictured := [r for r in rollouts if r.images or any(b.images for b in r.branches)]:
-            check_trains_images(trainer, f"rollout {pictured[0].rollout_id}")
+        check_rollout_images(trainer, rollouts, self._images)
         self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)
         route = self._tasks.route
         rows = rows_of(
@@ -307,7 +312,9 @@ class RolloutFunc:
             )
             config = dataclasses.replace(config, on_failure="raise")
         hf_tokenizer = tokenizer_of(trainer.processing_class)
-        images = image_processor_of(trainer.processing_class, self._arguments.processor)
+        self._images = images = image_processor_of(
+            trainer.processing_class, self._arguments.processor
+        )
         for source in self._tasks.route.agents:
             source.rewards_turns = self._credit is not None
             source.draws_by_tokens = _takes_means_of_rows(trainer)

@@ -329,6 +329,8 @@ def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, A
             f"{len(prompts)} prompts: no telling which row is a prompt's\n"
             "hint: rollout_func must get the prompts of the batch as TRL passes them"
         )
+    if moved := getattr(trainer, "abut_image_columns", ()):
+        return [{**row, **columns} for row, columns in zip(inputs, moved, strict=True)]
     return list(inputs)
 
 

@@ -13,9 +13,12 @@ class, and makes the same of it, bit for bit.
 """
 
 import functools
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from abut.trl.dataset_images import with_moved_images
 from abut.trl.ranks import gathered
 from abut.trl.rows.row_batch import (
     ROW,
@@ -36,6 +39,10 @@ REPLACED = (
     "_get_per_token_logps_and_entropies",
 )
 """The methods of `GRPOTrainer` that `AllRows` replaces."""
+_NOT_FORWARDED = (
+    "the trainer computed a loss without _get_per_token_logps_and_entropies, where the rows get "
+    "their images\nhint: call it for the logprobs of the policy"
+)
 
 if TYPE_CHECKING:
     from typing import Any as _Base
@@ -53,6 +60,9 @@ class AllRows(_Base):  # type: ignore[misc]
     what it does without the mixin.
     """
 
+    trains_images = True
+    """Each forward of the model gets the images of its rows; TRL's own class passes on none."""
+
     abut_rows: RowBatch | None = None
     """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
     abut_eval_rows: RowBatch | None = None
@@ -61,6 +71,11 @@ class AllRows(_Base):  # type: ignore[misc]
     """The rows that a model gets next: all rows of a batch that is scored, in order, for logprobs
     of the old policy and of the reference; or those whose loss is computed, in training a piece.
     None while rollouts are played, and where they are not abut's."""
+    abut_image_columns: Sequence[Mapping[str, Any]] = ()
+    """While a batch is scored, the columns `image` and `images` of each row of the dataset, whose
+    images TRL finds in the prompts alone; empty if there are no such columns."""
+    _abut_forwarded = False
+    """Whether the rows whose loss is computed went through the model where they get images."""
     _abut_scoring: RowScoring | None = None
     """The batch that was played and is not scored yet."""
 
@@ -74,6 +89,9 @@ class AllRows(_Base):  # type: ignore[misc]
         scoring = self._abut_scoring
         if scoring is None:
             return returned
+        if (batch := scoring.batch).images is not None:
+            has_images = any(gathered(self.accelerator, batch.has_images))
+            scoring.batch = replace(batch, has_images=has_images)
         if self.model.training:
             returned = self._with_other_rows(scoring, returned)
         self.abut_forward = ForwardRows(scoring.batch, scoring.batch.numbers)
@@ -99,6 +117,8 @@ class AllRows(_Base):  # type: ignore[misc]
         scoring = self._abut_scoring
         if scoring is not None:
             completion_ids_list = completion_ids_list[: len(prompts)]
+        if moved := self.abut_image_columns:  # reward functions get them, as in TRL
+            inputs = [{**row, **columns} for row, columns in zip(inputs, moved, strict=True)]
         rewards = super()._calculate_rewards(
             inputs, prompts, completions, completion_ids_list, **kwargs
         )
@@ -106,15 +126,18 @@ class AllRows(_Base):  # type: ignore[misc]
             scoring.rewards = rewards
         return rewards
 
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
         self._abut_scoring = None
         tables = tables_of(self)
+        if getattr(inspect.unwrap(self.rollout_func), "images_in_prompts", False):
+            inputs, self.abut_image_columns = with_moved_images(inputs)
         try:
-            output = super()._generate_and_score_completions(*args, **kwargs)
+            output = super()._generate_and_score_completions(inputs)
             scoring = self._abut_scoring
         finally:
             # The lists of a batch are as large as the rest of it: nothing keeps them from here on.
             self.abut_forward = self._abut_scoring = None
+            self.abut_image_columns = ()
         if scoring is None:
             return output
         from abut.trl.rows.spread import spread
@@ -136,8 +159,12 @@ class AllRows(_Base):  # type: ignore[misc]
             if batch is not None and ROW in inputs:
                 numbers, weights = inputs[ROW].tolist(), inputs.get(WEIGHT)
                 self.abut_forward = ForwardRows(batch, numbers, weights)
+                self._abut_forwarded = False
             try:
-                return compute(model, inputs, *args, **kwargs)
+                loss = compute(model, inputs, *args, **kwargs)
+                if batch is not None and batch.has_images and not self._abut_forwarded:
+                    raise RuntimeError(_NOT_FORWARDED)
+                return loss
             finally:
                 self.abut_forward = None
 
@@ -147,9 +174,16 @@ class AllRows(_Base):  # type: ignore[misc]
 
         return loss_in_pieces(self, model, inputs, loss_of)
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        rows = self.abut_forward
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        rows, logps_of = self.abut_forward, super()._get_per_token_logps_and_entropies
+        self._abut_forwarded = True
+        if rows is not None and rows.batch.has_images:
+            from abut.trl.rows.row_images import images_added
+
+            with images_added(model, rows, in_step=self.accelerator.num_processes > 1):
+                found = logps_of(model, *args, **kwargs)
+        else:
+            found = logps_of(model, *args, **kwargs)
         if rows is not None and rows.weights is not None and found[0].requires_grad:
             from abut.trl.rows.row_weights import weigh_gradient
 

@@ -9,12 +9,13 @@ stays as long as its rows are trained. What is needed until TRL has scored them 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout
+from abut.template.image_processor import ImageProcessor
 from abut.trl.credit import Credit
 from abut.trl.rows.columns import conversations_of, is_measured, trained_branches
 
@@ -46,6 +47,8 @@ class RowBatch:
             rows alone, and before they are scored.
         advantages: of each row, without padding, those of its own turns; empty where they are
             their rollout's, and before they are scored.
+        images: makes the tensors of their images; None if there can be no images.
+        has_images: whether a row of any rank has an image.
     """
 
     rollouts: Sequence[Rollout]
@@ -53,6 +56,8 @@ class RowBatch:
     size: int
     weights: Sequence[float] = ()
     advantages: Sequence[Sequence[float]] = ()
+    images: ImageProcessor | None = None
+    has_images: bool = False
 
     @cached_property
     def places(self) -> list[RowPlace]:
@@ -83,6 +88,13 @@ class RowBatch:
     def numbers(self) -> list[int]:
         """The numbers of all rows, -1 for padding, as long as nothing is shuffled."""
         return [*range(len(self.places)), *[-1] * self.padding_rows]
+
+    def conversation_of(self, row: int) -> Branch | None:
+        """Return the conversation of a row; None for padding and for a rollout that failed."""
+        if row < 0:
+            return None
+        k, j = self.places[row]
+        return None if self.rollouts[k].failed else self.conversations[k][j]
 
     def recorded_rows(self, rollout: int, advantage: float | None) -> list[dict[str, Any]]:
         """Return the rows of a rollout as `score_record` takes them, the main one first.
@@ -216,7 +228,11 @@ class RowScoring:
 
 
 def rows_of_batch(
-    rollouts: Sequence[Rollout], *, takes_all: bool, can_score: Callable[[Rollout], bool]
+    rollouts: Sequence[Rollout],
+    *,
+    takes_all: bool,
+    can_score: Callable[[Rollout], bool],
+    images: ImageProcessor | None = None,
 ) -> RowBatch:
     """Return the rows of a generation batch, without padding.
 
@@ -225,6 +241,7 @@ def rows_of_batch(
         takes_all: whether each conversation is a row; otherwise there are main rows alone.
         can_score: whether a rollout that was measured can get a reward. The others have their main
             row alone, as those that failed.
+        images: see `RowBatch`.
     """
     conversations = []
     for rollout in rollouts:
@@ -232,7 +249,9 @@ def rows_of_batch(
         has_score = can_score(rollout) or any(one.reward is not None for one in every)
         trains = not rollout.failed and is_measured(rollout) and has_score
         conversations.append(every if takes_all and trains else every[:1])
-    return RowBatch(rollouts, conversations, size=len(rollouts))
+    batch = RowBatch(rollouts, conversations, size=len(rollouts), images=images)
+    of_rows = map(batch.conversation_of, batch.numbers)
+    return replace(batch, has_images=any(row is not None and row.images for row in of_rows))
 
 
 def _row_of(conversation: Branch, longest_prompt: int) -> dict[str, list[Any]]:

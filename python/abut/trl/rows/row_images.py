@@ -1,0 +1,181 @@
+"""The images of rows, added to the inputs of a model at each forward.
+
+TRL passes on ids and masks alone. A hook on the model finds out which rows it gets, compares their
+ids with the rollouts' own, and adds the pixels and token types of just these rows. So a forward
+holds the pixels of its own rows, whatever the size of a batch, and every forward gets them: those
+for logprobs of the old policy and of the reference, for the loss and for evaluation.
+
+A model whose parameters or gradients are spread over ranks waits until all of them have gone
+through the vision tower. There, rows without an image get a spare row behind them that has one; the
+model's output is cut back to the rows that TRL knows.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from abut.images import ImageSpan
+from abut.rollout.image_spans import images_before
+from abut.trl.rows.row_batch import ForwardRows
+
+_OF_TRL = (
+    "pixel_values",
+    "pixel_attention_mask",
+    "image_grid_thw",
+    "image_sizes",
+    "image_position_ids",
+    "spatial_shapes",
+    "token_type_ids",
+    "mm_token_type_ids",
+)
+"""Arguments that TRL makes of a dataset's images, for the prompt alone."""
+_HINT = "hint: a trainer with images may not change, drop or reorder rows between sampling and loss"
+
+
+@contextmanager
+def images_added(model: Any, rows: ForwardRows, *, in_step: bool) -> Iterator[None]:
+    """Have each call of the model get the images of the next of these rows, in order.
+
+    Args:
+        model: as it will be called.
+        rows: go through the model, in one call or in several; their batch has images.
+        in_step: whether other ranks make the same calls, so that none may pass the vision tower by.
+
+    Raises:
+        RuntimeError: ids are not those of a row; or a row did not go through the model.
+        ImageError: a row has not as many media tokens as its images have features.
+    """
+    passes = _ImagePasses(rows, in_step)
+    hooks = [
+        model.register_forward_pre_hook(passes.before, with_kwargs=True),
+        model.register_forward_hook(passes.behind),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    passes.check_complete()
+
+
+class _ImagePasses:
+    """Calls of a model, one after the other, which together get the rows of `images_added`."""
+
+    def __init__(self, rows: ForwardRows, in_step: bool) -> None:
+        self._batch, self._numbers = rows.batch, rows.numbers
+        assert rows.batch.images is not None
+        self._images = rows.batch.images
+        media = self._images.media_token_ids
+        self._filler = next(token for token in itertools.count() if token not in media)
+        self._in_step = in_step
+        self._taken = 0
+        self._rows_of_trl: int | None = None
+
+    def before(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with images; a forward pre-hook."""
+        given = {name: value for name, value in kwargs.items() if name not in _OF_TRL}
+        numbers = self._next_numbers(len(given["input_ids"]))
+        spans = self._checked_spans(given, numbers)
+        self._rows_of_trl = None
+        if self._in_step and not any(spans):
+            self._rows_of_trl = len(numbers)
+            given, spans = self._with_spare_row(given, spans)
+        made = self._images.model_inputs(given["input_ids"], given["attention_mask"], spans)
+        return args, given | made
+
+    def behind(self, model: Any, args: Any, output: Any) -> Any:
+        """Cut the output of a call back to the rows that TRL knows; a forward hook."""
+        if (rows := self._rows_of_trl) is None:
+            return output
+        for name, value in output.items():
+            if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows + 1:
+                output[name] = value[:rows]
+        return output
+
+    def check_complete(self) -> None:
+        """Raise a RuntimeError if a row did not go through the model."""
+        if self._taken < len(self._numbers):
+            raise RuntimeError(
+                f"{self._taken} of {len(self._numbers)} rows went through the model\n{_HINT}"
+            )
+
+    def _next_numbers(self, count: int) -> Sequence[int]:
+        start, self._taken = self._taken, self._taken + count
+        if self._taken > len(self._numbers):
+            raise RuntimeError(
+                f"{self._taken} rows go through the model, and the batch has {len(self._numbers)}\n"
+                f"{_HINT}"
+            )
+        return self._numbers[start : self._taken]
+
+    def _checked_spans(
+        self, given: dict[str, Any], numbers: Sequence[int]
+    ) -> list[Sequence[ImageSpan]]:
+        """Return the images of each row, and take media tokens of other images out of its ids."""
+        ids, mask = given["input_ids"].cpu().numpy(), given["attention_mask"].cpu().numpy() != 0
+        spans: list[Sequence[ImageSpan]] = []
+        stray = np.zeros(mask.shape, bool)
+        for position, number in enumerate(numbers):
+            conversation = self._batch.conversation_of(number)
+            if conversation is None:  # it trains nothing, and has no media token
+                spans.append(())
+                continue
+            columns = conversation.columns
+            own = np.concatenate([columns.prompt_ids, columns.completion_ids])
+            attended = ids[position, mask[position]]
+            seen = len(attended)
+            # TRL masks the whole completion of a truncated row (mask_truncated_completions).
+            may_end = seen == len(own) or seen <= len(columns.prompt_ids)
+            if not (may_end and np.array_equal(attended, own[:seen])):
+                raise RuntimeError(_changed(number, own, attended))
+            spans.append(images_before(conversation.images, seen))
+            if seen < len(own):
+                start = int(mask[position].argmax())
+                end = start + max((span.end for span in spans[-1]), default=0)
+                stray[position, end:] = np.isin(ids[position, end:], self._images.media_token_ids)
+        if stray.any():
+            # A model looks for them behind the mask as well; such a row trains nothing.
+            places = torch.from_numpy(stray).to(given["input_ids"].device)
+            given["input_ids"] = given["input_ids"].masked_fill(places, self._filler)
+        return spans
+
+    def _with_spare_row(
+        self, given: dict[str, Any], spans: list[Sequence[ImageSpan]]
+    ) -> tuple[dict[str, Any], list[Sequence[ImageSpan]]]:
+        """Return the arguments with a row behind the others that has an image.
+
+        Where the row is longer than the others, these get more padding in front: TRL counts what it
+        takes of the output from the end.
+        """
+        row_ids, span = self._images.spare_row()
+        missing = max(0, len(row_ids) - given["input_ids"].shape[1])
+        row = torch.tensor([row_ids])
+        rows = {
+            "input_ids": (row, self._filler),
+            "attention_mask": (torch.ones_like(row), 0),
+            "labels": (torch.full_like(row, -100), -100),
+        }
+        for name, (of_row, filler) in rows.items():
+            if given.get(name) is not None:
+                wider = pad(given[name], (missing, 0), value=filler)
+                of_row = pad(of_row, (wider.shape[1] - len(row_ids), 0), value=filler)
+                given[name] = torch.cat([wider, of_row.to(wider)])
+        return given, [*spans, [span]]
+
+
+def _changed(number: int, own: Any, ids: Any) -> str:
+    both = min(len(own), len(ids))
+    differ = np.flatnonzero(own[:both] != ids[:both])
+    at = int(differ[0]) if len(differ) else both
+    return (
+        f"the trainer changed the ids of row {number}: token {at} is {ids[at : at + 1].tolist()} "
+        f"where the rollout has {own[at : at + 1].tolist()}, of {len(ids)} and {len(own)} tokens\n"
+        f"{_HINT}"
+    )

@@ -1,0 +1,40 @@
+"""Two ranks, one of them without images: both go through the vision tower in every pass."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.training.ranks import run_ranks
+
+pytest.importorskip("torch")
+pytest.importorskip("trl")
+pytest.importorskip("PIL")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_rank_without_images_keeps_in_step(tmp_path: Path, kind: str) -> None:
+    ranks = run_ranks("images", tmp_path, kind)
+    sharded = "FSDPQwen2_5_VLForConditionalGeneration"
+    wrapped = sharded if kind == "fsdp2" else "DistributedDataParallel"
+    assert [rank["model"] for rank in ranks] == [wrapped] * 2
+    purposes = ["eval loss", "eval old", "train loss", "train old"]
+    for rank, counts in zip(ranks, ([0, 2], [0]), strict=True):
+        images: dict[str, Any] = {}
+        for purpose, count in rank["images"]:
+            images.setdefault(purpose, []).append(count)
+        assert sorted(images) == purposes
+        assert images["train old"] == images["train loss"] == counts
+        assert rank["worst"] < 1e-5
+    first, second = (rank["gradients"] for rank in ranks)
+    assert first == pytest.approx(second, rel=1e-6), "one gradient"
+    tower = {name: norm for name, norm in first.items() if "visual" in name}
+    assert max(tower.values()) > 0
+
+
+def test_without_spare_rows_the_ranks_fall_apart(tmp_path: Path) -> None:
+    """The control: weights of the vision tower have no gradient on a rank without images."""
+    with pytest.raises(AssertionError, match="Expected to have finished reduction"):
+        run_ranks("images", tmp_path, "ddp-spareless")
