@@ -119,11 +119,17 @@ test-ray: build .venv-ray/deps.stamp
 
 test-trl-matrix: $(TRL_VERSIONS:%=test-trl-%)
 
+# Rows with images, of families whose processors no version of transformers gives torchvision to.
+IMAGE_CASES := llava or qwen2_5_vl or adapter or pieces
+
 test-trl-%: build .venv-trl/%/deps.stamp
 	LITELLM_LOCAL_MODEL_COST_MAP=True ABUT_TRL_VERSION=$* PYTHONPATH=python \
 		.venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
 		tests/trl_matrix tests/trl/test_ranks.py tests/trl/test_all_rows.py tests/trl/test_row_trainer.py \
 		tests/trl/test_row_credit.py tests/trl/test_row_ranks.py
+	LITELLM_LOCAL_MODEL_COST_MAP=True ABUT_TRL_VERSION=$* PYTHONPATH=python \
+		.venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
+		tests/trl/test_image_rows.py -k "$(IMAGE_CASES)"
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-trl/$*/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol/test_rollout_func.py
 

@@ -475,9 +475,11 @@ testing.native_tokenizer(tokenizer)
 trl.AllRows
   abut_eval_rows
   abut_forward
+  abut_image_columns
   abut_rows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(scoring)
+  trains_images
 trl.Returns
   discount = 1.0
 trl.ScoredConversation
