@@ -80,7 +80,7 @@ class Watched(abut.trl.GRPOTrainer):  # type: ignore[misc, valid-type]
         found = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         rows = self.abut_forward
         mode = "train" if self.model.training else "eval"
-        in_loss = kwargs.get("batch_size") is None
+        in_loss = kwargs.get("batch_size", args[3] if len(args) > 3 else None) is None
         of_what = "reference" if model is self.ref_model else "old"
         purpose = f"{mode} {'loss' if in_loss else of_what}"
         plain = self.plain or self.accelerator.unwrap_model(model)
