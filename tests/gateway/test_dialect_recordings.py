@@ -180,9 +180,11 @@ RULES = {
 }
 """The kinds of edits that are no edits by a rule."""
 NOTHING = {
-    f"{edit} empty {kind}" for edit in ("drop", "twice") for kind in ("thinking", "message")
-} | {"twice thinking as text"}
-"""Edits of what says nothing: `<think>` without a thought is such a text."""
+    f"{edit} empty {kind}"
+    for edit in ("drop", "twice")
+    for kind in ("thinking", "message", "thinking as text")
+} | {"drop redacted_thinking", "swap redacted_thinking, text"}
+"""Edits of what says nothing. No policy sees what is redacted."""
 
 
 def edits_tried(qwen3: Any, count: int) -> Edited:
@@ -192,7 +194,7 @@ def edits_tried(qwen3: Any, count: int) -> Edited:
             # An empty turn may be left out: some edits then only move it.
             if not name.endswith("__empty"):
                 replay.play(name, recorded(name))
-    assert {*+seen.matched} <= {*RULES}
+    assert {*+seen.matched} <= {*RULES} | NOTHING
     assert {*+seen.unread} <= {*RULES} | NOTHING
     return seen
 
@@ -231,7 +233,8 @@ def _with_read(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if (value.get("type"), value.get("name")) == ("tool_use", "Bash"):
-        return {**value, "input": {**value["input"], **READ_MORE}}
+        given = value["input"]  # a text where the policy's arguments are not an object
+        return {**value, "input": {**given, **READ_MORE}} if isinstance(given, dict) else value
     return {key: _with_read(inner) for key, inner in value.items()}
 
 
@@ -246,7 +249,7 @@ def read_edits_tried(qwen3: Any, names: Sequence[str], count: int) -> tuple[Edit
             assert played.marks == expected(name)[0]
             read += played.rewrites.pop("arguments_read", 0)
             assert played.rewrites == expected(name)[1]
-    assert {*+seen.matched} <= {*RULES}
+    assert {*+seen.matched} <= {*RULES} | NOTHING
     assert {*+seen.unread} <= {*RULES} | NOTHING
     return seen, read
 
@@ -263,8 +266,8 @@ def test_no_edited_argument_of_any_recording_is(qwen3: Any) -> None:
     claude = [name for name in names() if name.startswith("claudecode")]
     whole = [name for name in claude if not name.endswith("__empty")]
     seen, read = read_edits_tried(qwen3, whole, 100)
-    assert seen.tried > 5000
-    assert read > 50
+    assert seen.tried > 14_000
+    assert read > 200
 
 
 def test_no_edited_history_is_taken_for_what_was_said(qwen3: Any) -> None:
@@ -276,4 +279,4 @@ def test_no_edited_history_is_taken_for_what_was_said(qwen3: Any) -> None:
 
 @SOAK
 def test_none_of_many_edited_histories_is(qwen3: Any) -> None:
-    assert edits_tried(qwen3, 100).tried > 30_000
+    assert edits_tried(qwen3, 100).tried > 60_000

@@ -241,7 +241,7 @@ def test_each_version_and_key_opens_it(gateway: Gateway) -> None:
     status, answer = client.post([said("hi")], key="another")
     assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
     status, answer = client.post([said("hi")], "embedContent")
-    assert status == 404
+    assert (status, answer["error"]["status"]) == (404, "NOT_FOUND")
 
 
 def test_thinking_is_a_thought_and_its_handle_is_on_the_call(gateway: Gateway) -> None:

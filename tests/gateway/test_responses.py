@@ -488,3 +488,16 @@ def test_what_a_chat_client_cannot_say_of_its_messages(gateway: Gateway) -> None
     assert causes(gateway, "chat") == [None]
     assert not ledger.client_rewrites
     assert post(f"{gateway.base_url}/responses/compact", gateway.key, {})[0] == 404
+
+
+def test_the_call_of_a_custom_tool_says_its_namespace(stage: Stage, hf_tokenizer: Any) -> None:
+    tools = [{**NAMESPACE, "tools": [CUSTOM]}]
+    with serving(
+        says(stage, a_call("files__patch", input="*** Begin"), "Done."), hf_tokenizer
+    ) as g:
+        client = ResponsesClient(g, tools=tools)
+        (call,) = client.ask([user("Go.")])["output"]
+        assert (call["namespace"], call["name"], call["input"]) == ("files", "patch", "*** Begin")
+        done = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+        client.ask([user("Go."), call, done])
+        assert client.causes == [None]

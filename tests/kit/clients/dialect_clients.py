@@ -28,9 +28,12 @@ def send(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any]:
 
 
 def events_in(stream: str) -> list[dict[str, Any]]:
-    """The events of a stream; the name of each is its type, and Gemini's have neither."""
+    """The events of a stream; the name of each is its type, and chat's and Gemini's have neither.
+
+    The mark at the end of a stream of chat is left out.
+    """
     events = []
-    for block in filter(str.strip, stream.split("\n\n")):
+    for block in filter(str.strip, stream.removesuffix("data: [DONE]\n\n").split("\n\n")):
         name, _, data = block.rpartition("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == (f"event: {event['type']}" if "type" in event else "")

@@ -162,7 +162,8 @@ def _kind(item: Any) -> Any:
     if item.get("thought"):
         return f"{'empty ' * (not item.get('text'))}thinking"
     if isinstance(blocks, str) and blocks.startswith("<think>"):
-        return "thinking as text"
+        empty = not blocks.removeprefix("<think>").partition("</think>")[0].strip()
+        return f"{'empty ' * empty}thinking as text"
     return item.get("type") or item.get("role") or "+".join(sorted({*item} - NOTHING))
 
 

@@ -42,7 +42,8 @@ GeminiRewrite: TypeAlias = Literal["empty_turn_left_out"]
 
 _VERBS = ("generateContent", "streamGenerateContent", "countTokens")
 _COUNTED = "generateContentRequest"
-_ROUTE = re.compile(rf"/models/.+:({'|'.join(_VERBS)})$")
+# Other verbs and other resources of its API, too.
+_LIKE_ROUTE = re.compile(r"/v1beta/|/models/[^/]+:")
 _SAMPLING = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}
 _READ = frozenset(
     {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "cachedContent"}
@@ -79,8 +80,8 @@ class Gemini(HttpDialect):
     places_system = True
 
     def owns(self, path: str) -> bool:
-        """Return whether a route is this dialect's."""
-        return _ROUTE.search(path) is not None
+        """Return whether a path is like this dialect's, see `HttpDialect.owns`."""
+        return _LIKE_ROUTE.search(path) is not None
 
     def fields_of(
         self, path: str, named: Mapping[str, str], query: Mapping[str, str]

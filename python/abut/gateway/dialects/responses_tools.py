@@ -169,6 +169,7 @@ def item_of_call(call: Mapping[str, Any], names: Mapping[str, ToolName]) -> dict
         read = json.loads(arguments)
         text = read.get("input") if [*read] == ["input"] else None
         given = text if isinstance(text, str) else arguments
-        return {**item, "type": "custom_tool_call", "name": name, "input": given}
-    item |= {"type": "function_call", "name": name, "arguments": arguments}
+        item |= {"type": "custom_tool_call", "name": name, "input": given}
+    else:
+        item |= {"type": "function_call", "name": name, "arguments": arguments}
     return item if namespace is None else {**item, "namespace": namespace}
