@@ -14,12 +14,17 @@ class RawClient:
     Args:
         url: of the gateway: anything that has its host and port.
         key: sent as a bearer token; None sends none.
+        buffer: how many bytes the system keeps that nobody has read; None: as many as it likes.
     """
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, buffer: int | None = None) -> None:
         address = urlsplit(url)
         self._host, self._key = address.netloc, key
-        self.socket = socket.create_connection((address.hostname, address.port), timeout=60)
+        self.socket = socket.socket()
+        self.socket.settimeout(60)
+        if buffer is not None:  # before the other side is told of it
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        self.socket.connect((address.hostname, address.port))
         self._read = b""
 
     def __enter__(self) -> "RawClient":
