@@ -201,7 +201,7 @@ class ChatTypes(OfficialDialect):
 
 
 _PATCH = "*** Begin Patch\n\u00e9"
-_OWN_CALLS = {
+_OWN_CALLS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "a custom tool": ("patch", {"input": _PATCH}, _PATCH),
     "a custom tool with other arguments": ("patch", {"a": 1}, '{"a": 1}'),
     "a custom tool of a namespace": ("files__edit", {"input": _PATCH}, _PATCH),
