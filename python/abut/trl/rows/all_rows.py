@@ -75,7 +75,7 @@ class AllRows(_Base):  # type: ignore[misc]
     """While a batch is scored, the columns `image` and `images` of each row of the dataset, whose
     images TRL finds in the prompts alone; empty if there are no such columns."""
     _abut_forwarded = False
-    """Whether the rows whose loss is computed went through the model where they get images."""
+    """True once the rows whose loss is computed went through the model, where they get images."""
     _abut_scoring: RowScoring | None = None
     """The batch that was played and is not scored yet."""
 
