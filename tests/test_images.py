@@ -50,6 +50,28 @@ def test_all_forms_of_a_picture_are_one_image(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(image.to_pil()), PIXELS)
 
 
+def test_a_png_of_an_image_has_its_pixels_and_is_made_only_where_its_bytes_are_not_that() -> None:
+    plain = png(255 - PIXELS)
+    assert Image(plain).to_png() is plain
+    turned = PIL.Exif()
+    turned[0x0112] = 6
+    picture = PIL.fromarray(PIXELS)
+    clear = PIL.fromarray(np.dstack([PIXELS, np.full((5, 4), 40, np.uint8)]))
+    for data in (
+        encoded(picture, "JPEG"),
+        png(exif=turned),
+        encoded(clear),
+        encoded(picture.convert("P")),
+        png(transparency=(0, 1, 2)),
+    ):
+        image = Image(data)
+        written = image.to_png()
+        assert written != data
+        with PIL.open(io.BytesIO(written)) as read:
+            assert (read.format, read.mode) == ("PNG", "RGB")
+            np.testing.assert_array_equal(np.asarray(read), image.pixels)
+
+
 def test_two_files_of_one_picture_are_one_image_and_other_pictures_are_not() -> None:
     small, large = png(compress_level=9), png(compress_level=0)
     assert small != large

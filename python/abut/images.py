@@ -13,9 +13,9 @@ import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -153,6 +153,17 @@ class Image:
         """`(H, W, 3)` uint8, RGB, read-only: decoded now, or lately."""
         return _PIXELS.get(self.hash, lambda: _decoded(self.data), lambda array: array.nbytes)
 
+    def to_png(self) -> bytes:
+        """Return a PNG of exactly the pixels: whoever reads it need not rotate or blend anything.
+
+        Decoders of lossy formats differ by a little from version to version.
+        """
+        with _pillow().open(io.BytesIO(self.data), formats=_FORMATS) as picture:
+            plain = picture.format == "PNG" and picture.mode == "RGB"
+            if plain and "transparency" not in picture.info and not picture.getexif():
+                return self.data
+        return _png(self.pixels)
+
     def to_pil(self) -> Any:
         """Return a new PIL image of the pixels, in RGB."""
         return _pillow().fromarray(self.pixels)
@@ -177,24 +188,38 @@ class Image:
         return f"Image({self.width}x{self.height}, {self.hash[:8]})"
 
 
+class Placeholder(NamedTuple):
+    """The token that a template writes for an image, for engines that expand it by themselves."""
+
+    token_id: int
+    before: tuple[int, ...]
+    """The ids that its expansion has before the first media token."""
+    behind: tuple[int, ...]
+    """The ids that its expansion has behind the last media token."""
+
+
 class Expansion(Scaffold):
     """The text that stands for an image, as the model's processor writes it."""
 
-    __slots__ = ("features", "image")
+    __slots__ = ("features", "image", "placeholder")
 
     image: Image
     features: int
     """How many of its tokens stand for features of the image."""
+    placeholder: Placeholder | None
+    """The token in whose place it stands, where that is known."""
 
-    def __new__(cls, text: str, image: Image, features: int) -> "Expansion":
+    def __new__(
+        cls, text: str, image: Image, features: int, placeholder: Placeholder | None = None
+    ) -> "Expansion":
         """Return the text of an image, so many of whose tokens are its features."""
         self = super().__new__(cls, text)
-        self.image, self.features = image, features
+        self.image, self.features, self.placeholder = image, features, placeholder
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and copies."""
-        return Expansion, (str(self), self.image, self.features)
+        return Expansion, (str(self), self.image, self.features, self.placeholder)
 
     def __repr__(self) -> str:
         return f"Expansion({self.image!r}, {self.features} features)"
@@ -211,6 +236,8 @@ class ImageSpan:
     """Behind its last media token."""
     features: int
     """How many media tokens it has between the two, where others may stand as well."""
+    placeholder: Placeholder | None = field(default=None, compare=False, repr=False)
+    """The token in whose place the expansion stands, where that is known; no record has it."""
 
 
 def _of_pixels(pixels: NDArray[np.uint8], data: Callable[[], bytes]) -> Image:

@@ -20,38 +20,11 @@ from abut.samplers.image_inputs import image_inputs, with_spare_row
 from abut.samplers.sampler import SampleRequest
 from abut.samplers.transformers import TransformersSampler
 from abut.template import ImageProcessor
+from tests.kit.stage.shown_images import SHOWN, Shows, sampled
 from tests.kit.training.ranks import run_ranks
-from tests.kit.training.vision import FAMILIES, model_of, own_logprobs, picture
+from tests.kit.training.vision import FAMILIES, model_of, own_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-SHARED = Image.of(picture(9, 40, 56))
-SHOWN = (
-    [[], [], []],
-    [[picture(1)], [], []],
-    [[picture(2, 61, 33)], [picture(3)], [SHARED]],
-    [[SHARED, picture(4, 32, 80)], [], [SHARED]],
-)
-"""By rollout and turn."""
-
-
-class Shows:
-    """Shows the images of each turn."""
-
-    def __init__(self, shown: Any) -> None:
-        self.reward, self.alive = 0.0, True
-        self.left = [*shown]
-
-    def say(self) -> Any:
-        blocks = [{"type": "image", "image": image} for image in self.left.pop(0)]
-        return self, [*blocks, {"type": "text", "text": "What?"}]
-
-    def reset(self, seed: str) -> Any:
-        return self.say()
-
-    def step(self, action: str) -> Any:
-        self.alive = bool(self.left)
-        return self.say() if self.left else (self, "Done.")
 
 
 def play(name: str, **sampling: Any) -> tuple[Any, Any, Any, list[Any]]:
@@ -73,11 +46,6 @@ def play(name: str, **sampling: Any) -> tuple[Any, Any, Any, list[Any]]:
         for k, shown in enumerate(SHOWN)
     ]
     return family, images, model, engine.run(tasks)
-
-
-def sampled(rollout: Any, logprobs: Any) -> Any:
-    """The logprobs of the row's sampled tokens, of those of all tokens of its completion."""
-    return np.asarray(logprobs)[-len(rollout.columns.env_mask) :][rollout.columns.env_mask == 1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -68,6 +68,22 @@ def test_rows_get_what_the_processor_itself_makes(name: str) -> None:
     assert all(torch.equal(again[key], tensor) for key, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_expansion_knows_its_placeholder_and_the_tokens_around_media_tokens(name: str) -> None:
+    hf = FAMILIES[name]().processor
+    made = ImageProcessor(hf)
+    (media,) = made.media_token_ids
+    for image in IMAGES:
+        expansion = made.expansion(image)
+        ids = hf.tokenizer.encode(str(expansion), add_special_tokens=False)
+        places = [k for k, id_ in enumerate(ids) if id_ == media]
+        token, before, behind = pickle.loads(pickle.dumps(expansion)).placeholder
+        assert hf.tokenizer.convert_ids_to_tokens(token) == made.placeholder
+        assert before == tuple(ids[: places[0]])
+        assert behind == tuple(ids[places[-1] + 1 :])
+    assert bool(before or behind) == (name in ("gemma3", "internvl", "idefics3", "smolvlm"))
+
+
 def test_tokens_that_stand_for_images_are_never_to_be_sampled() -> None:
     gemma, qwen = (ImageProcessor(FAMILIES[name]().processor) for name in ("gemma3", "qwen3_vl"))
     assert (gemma.placeholder, gemma.media_token) == ("<start_of_image>", "<image_soft_token>")

@@ -40,7 +40,11 @@ def written_images(
         )
     return [
         ImageSpan(
-            part.image, int(media[end - part.features]), int(media[end - 1]) + 1, part.features
+            part.image,
+            int(media[end - part.features]),
+            int(media[end - 1]) + 1,
+            part.features,
+            part.placeholder,
         )
         for part, end in zip(images, ends, strict=True)
     ]

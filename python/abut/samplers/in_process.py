@@ -176,7 +176,8 @@ class EngineSampler:
             raise TypeError(
                 f"{request.where} has images, and {type(self._sampler).__name__} takes none\n"
                 "hint: sample with a sampler whose takes_images is True, such as "
-                "TransformersSampler(…, images=ImageProcessor(hf_processor))"
+                "TransformersSampler(…, images=ImageProcessor(hf_processor)), or vLLM's with a "
+                "model that takes images"
             )
         return await self._one_turn.sample(request)
 

@@ -7,12 +7,13 @@ partial is kept.
 
 `/v1/completions` is preferred to `/inference/v1/generate`: every server has it, it says on which
 stop string a sample ended, it repeats the prompt, which is compared, and its replies have half the
-bytes.
+bytes. It takes no images as vLLM's ids say them, so requests with images go to the other one, which
+repeats the prompt if it is asked to.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, Unpack
 
@@ -28,6 +29,7 @@ from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingKeywords, settings_of
 from abut.samplers.vllm_colocate import VLLMColocateSampler
+from abut.samplers.vllm_images import PictureNames, never_drawn, with_placeholders
 from abut.samplers.vllm_request import (
     checked_settings,
     refusal_hint,
@@ -40,6 +42,8 @@ from abut.samplers.vllm_request import (
 __all__ = ["VLLMColocateSampler", "VLLMServerSampler"]
 
 _PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
+# What vLLM says of a picture that comes as its name alone, and that it does not know.
+_CACHE_MISS = "Cache miss"
 # A certain token may come out a little off 0.
 _CERTAIN = 1e-3
 
@@ -55,6 +59,9 @@ class VLLMServerSampler:
     one server while that is well, and to another one when it is not. The engine's limits apply: how
     many requests at once (`max_requests`) and how long one may take (`turn_timeout_s`); a request
     that is given up is closed, which frees it on the server.
+
+    Images want vLLM 0.30 or later with `--enable-scale-out`, and the same weights during a batch:
+    between two batches they may change, those of the vision tower too.
 
     Args:
         base_urls: `http://host:port`, one or several; `user:password@` becomes a header.
@@ -109,6 +116,7 @@ class VLLMServerSampler:
         self._has_adapters = False
         self._lengths: dict[str, int] = {}
         self._path = _PATHS[endpoint]
+        self._pictures = PictureNames()
         self._fleet = Fleet(
             addresses,
             self._check,
@@ -144,12 +152,18 @@ class VLLMServerSampler:
         """Prompt and sample together, as the servers say it; None before the first is asked."""
         return min(self._lengths.values(), default=None)
 
+    @property
+    def takes_images(self) -> bool:
+        """True; a server whose model takes none says so."""
+        return True
+
     async def __aenter__(self) -> Self:
         """Open connections; waits until a server is well.
 
         Raises:
             SamplerError: none is, or one serves another model or gives other logprobs.
         """
+        self._pictures.begin()
         await self._fleet.__aenter__()
         return self
 
@@ -160,6 +174,7 @@ class VLLMServerSampler:
     def forget(self, rollout_id: str) -> None:
         """Note that a rollout asks no more."""
         self._fleet.forget(rollout_id)
+        self._pictures.forget(rollout_id)
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one turn.
@@ -173,26 +188,24 @@ class VLLMServerSampler:
             holder="the server",
             longer="start the server with a longer --max-model-len",
         )
-        sampling = self._settings | {
+        sampling = never_drawn(self._settings, request) | {
             "max_tokens": tokens,
             "seed": request.seed,
             "stop_token_ids": list(request.stop_token_ids),
         }
+        path = _PATHS["generate"] if request.images else self._path
+        stops = with_stops(self._settings.get("stop"), request.stop)
+        if stops and path == _PATHS["generate"]:
+            raise _no_stops(request, path)
         if request.stop:
-            sampling["stop"] = self._stops(request)
-        body = self._body(request.prompt_ids.tolist(), sampling, adapts=True)
+            sampling["stop"] = stops
         pauses_s = backoff(0.05, 2.0)
         while True:
-            try:
-                server, content = await self._fleet.ask(
-                    request.rollout_id, self._path, body, tokens=len(request.prompt_ids) + tokens
-                )
-            except Refused as error:
-                raise SamplerError(f"{request.where}: {error}{_hint(error)}") from error
+            server, content = await self._ask(request, path, sampling, tokens)
             try:
                 choice = _only_choice(content)
                 if choice.finish_reason != "abort":
-                    return self._sample(choice, request)
+                    return self._sample(choice, request, path, content)
             except SamplerError as error:
                 raise SamplerError(
                     f"{request.where}: the server at {server.url}: {error}"
@@ -200,19 +213,36 @@ class VLLMServerSampler:
             # Paused. It holds what it is asked now until it is resumed.
             await asyncio.sleep(next(pauses_s))
 
-    def _stops(self, request: SampleRequest) -> list[str]:
-        if self._path == _PATHS["generate"]:
-            raise SamplerError(
-                f"{request.where} has stop strings, and the answers of {self._path} do not say on "
-                "which one a sample ended\n"
-                "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
-            )
-        return with_stops(self._settings.get("stop"), request.stop)
+    async def _ask(
+        self, request: SampleRequest, path: str, sampling: dict[str, Any], tokens: int
+    ) -> tuple[FleetServer, bytes]:
+        """Send a request; once more, with its pictures whole, if the server has lost one."""
+        while True:
+            by_name = bool(request.images) and self._pictures.knows(request)
+            if request.images:
+                # A screenshot takes milliseconds as PNG and base64.
+                body = await asyncio.to_thread(self._body_with_images, request, sampling)
+            else:
+                body = self._body(path, request.prompt_ids.tolist(), sampling, adapts=True)
+            size = len(request.prompt_ids) + tokens
+            try:
+                answer = await self._fleet.ask(request.rollout_id, path, body, tokens=size)
+            except Refused as error:
+                if by_name and _CACHE_MISS in error.said:
+                    self._pictures.forget(request.rollout_id)
+                    continue
+                raise SamplerError(f"{request.where}: {error}{_hint(error)}") from error
+            if request.images:
+                self._pictures.took(request)
+            return answer
 
-    def _sample(self, choice: Choice, request: SampleRequest) -> Sample:
+    def _sample(self, choice: Choice, request: SampleRequest, path: str, content: bytes) -> Sample:
+        # /inference/v1/generate does not repeat it, unless it is asked to; the other one does.
         seen = choice.prompt_token_ids
-        if seen is None and self._path == _PATHS["completions"]:
-            seen = np.empty(0, np.int64)  # /inference/v1/generate does not repeat it, this one does
+        if request.images:
+            seen = _prompt_of(content)
+        elif seen is None and path == _PATHS["completions"]:
+            seen = np.empty(0, np.int64)
         return sample_of(
             request,
             prompt_ids=seen,
@@ -222,16 +252,31 @@ class VLLMServerSampler:
             stop_reason=choice.stop_reason,
         )
 
+    def _body_with_images(self, request: SampleRequest, sampling: dict[str, Any]) -> bytes:
+        more = {
+            "content_parts": self._pictures.content_parts(request),
+            "return_token_ids": True,
+        }
+        path = _PATHS["generate"]
+        return self._body(path, with_placeholders(request), sampling, adapts=True, more=more)
+
     def _body(
-        self, prompt_ids: list[int], sampling: dict[str, Any], *, adapts: bool = False
+        self,
+        path: str,
+        prompt_ids: list[int],
+        sampling: dict[str, Any],
+        *,
+        adapts: bool = False,
+        more: Mapping[str, Any] | None = None,
     ) -> bytes:
         model = self._model
         if adapts and self._has_adapters and self._adapter is not None:
             model = self._adapter()
         # A text that skipped special tokens would hide them from stop strings.
         sampling = sampling | {"logprobs": 0, "skip_special_tokens": False}
-        if self._path == _PATHS["generate"]:
+        if path == _PATHS["generate"]:
             body = {"model": model, "token_ids": prompt_ids, "sampling_params": sampling}
+            body |= more or {}
         else:
             body = sampling | {
                 "model": model,
@@ -272,7 +317,9 @@ class VLLMServerSampler:
 
         Before them it is what the model thinks of it, and of two tokens not both can be certain.
         """
-        body = self._body([0], {"max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [id_]})
+        body = self._body(
+            self._path, [0], {"max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [id_]}
+        )
         try:
             choice = _only_choice(await self._fleet.send(server, self._path, body))
         except Refused as error:
@@ -295,6 +342,31 @@ def _address(url: str) -> Address:
     except ValueError as error:
         raise ValueError(f"base_urls: {error}") from None
     return replace(address, url=address.url.removesuffix("/v1"))
+
+
+def _no_stops(request: SampleRequest, path: str) -> SamplerError:
+    hint = "/v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
+    if request.images:
+        hint = "images have no other way to vLLM's server: use stop tokens, or sample in process"
+    return SamplerError(
+        f"{request.where} has stop strings, and the answers of {path} do not say on which one a "
+        f"sample ended\nhint: {hint}"
+    )
+
+
+def _prompt_of(content: bytes) -> list[int]:
+    """Return the prompt that an answer repeats, with its images expanded.
+
+    Raises:
+        SamplerError: it does not.
+    """
+    ids = json.loads(content).get("prompt_token_ids")
+    if not isinstance(ids, list):
+        raise SamplerError(
+            "the answer to a request with images does not repeat the prompt, so nobody knows what "
+            "the model has seen\nhint: vLLM does from 0.30 on"
+        )
+    return ids
 
 
 def _only_choice(content: bytes) -> Choice:

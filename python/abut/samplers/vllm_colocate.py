@@ -23,7 +23,15 @@ from abut.pickling import stays
 from abut.samplers.in_process import PendingTurn, PendingTurns
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.settings import SamplingKeywords, settings_of
-from abut.samplers.vllm_request import refusal_hint, room, sample_of, vllm_settings, with_stops
+from abut.samplers.vllm_images import PictureNames, never_drawn, with_placeholders
+from abut.samplers.vllm_request import (
+    check_prompt,
+    refusal_hint,
+    room,
+    sample_of,
+    vllm_settings,
+    with_stops,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +171,19 @@ class VLLMColocateSampler:
             )
         settings = settings_of(sampling)
         self._settings = _for_params(vllm_settings(settings))
-        self._params(16, 0, ())  # vLLM judges them now, not in the middle of a batch
+        self._params(
+            self._settings, 16, 0, ()
+        )  # vLLM judges them now, not in the middle of a batch
         self._ranks = _ranks(config.parallel_config)
         self._awake = awake or nullcontext
         self._stack = ExitStack()
         self._named = 0
+        self._pictures = PictureNames()
+
+    @property
+    def takes_images(self) -> bool:
+        """True if its model does."""
+        return bool(getattr(self._config.model_config, "is_multimodal_model", False))
 
     @property
     def max_context_tokens(self) -> int:
@@ -176,6 +192,7 @@ class VLLMColocateSampler:
 
     def __enter__(self) -> Self:
         """Wake the engine for a batch of rollouts."""
+        self._pictures.begin()
         self._stack.enter_context(self._awake())
         return self
 
@@ -239,14 +256,41 @@ class VLLMColocateSampler:
             holder="the engine",
             longer="GRPOConfig(vllm_max_model_length=…)",
         )
-        params = self._params(tokens, request.seed, request.stop_token_ids, request.stop)
+        settings = never_drawn(self._settings, request)
+        params = self._params(settings, tokens, request.seed, request.stop_token_ids, request.stop)
         # What vLLM's renderer makes of ids; versions that render it themselves pass over `type`.
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
         try:
+            if request.images:
+                prompt = self._rendered(request)
             self._engine.add_request(name, prompt, params)
+        except SamplerError:
+            raise
         except Exception as error:  # of classes that differ from version to version
             said = f"{request.where}: vLLM refuses the request: {error}"
             raise SamplerError(f"{said}{refusal_hint(said)}") from error
+
+    def _rendered(self, request: SampleRequest) -> Any:
+        """Return a prompt with images as vLLM's renderer makes it: the same ids as ours.
+
+        Raises:
+            SamplerError: it makes others.
+        """
+        images = [span.image for span in request.images]
+        (prompt,) = self._engine.renderer.render_cmpl(
+            [
+                {
+                    "prompt_token_ids": with_placeholders(request),
+                    "multi_modal_data": {"image": [image.to_pil() for image in images]},
+                    "multi_modal_uuids": {"image": [*map(self._pictures.name, images)]},
+                }
+            ]
+        )
+        try:
+            check_prompt(request, prompt["prompt_token_ids"])
+        except SamplerError as error:
+            raise SamplerError(f"{request.where}: {error}") from error
+        return prompt
 
     def _collect(self, running: dict[str, PendingTurn | None]) -> None:
         """Step once, and answer the turns of this rank that have ended."""
@@ -272,6 +316,7 @@ class VLLMColocateSampler:
 
     def _params(
         self,
+        settings: dict[str, Any],
         max_tokens: int,
         seed: int,
         stop_token_ids: tuple[int, ...],
@@ -280,7 +325,7 @@ class VLLMColocateSampler:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        settings, stops = self._settings, with_stops(self._settings.get("stop"), stop)
+        stops = with_stops(settings.get("stop"), stop)
         try:
             return SamplingParams(
                 **(settings | {"stop": stops} if stops else settings),

@@ -20,6 +20,7 @@ from abut.samplers.settings import SamplingSettings
 _HINTS = {
     "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
     "out of vocabulary": "the served model has another vocabulary than the rollouts' tokenizer",
+    "may be provided in one prompt": "start vLLM with a larger --limit-mm-per-prompt",
 }
 
 
@@ -62,6 +63,26 @@ def refusal_hint(said: str) -> str:
     return ""
 
 
+def check_prompt(request: SampleRequest, prompt_ids: Ids | Sequence[int]) -> None:
+    """Check that the engine's prompt is that of the request.
+
+    Raises:
+        SamplerError: it is another one.
+    """
+    if np.array_equal(prompt_ids, request.prompt_ids):
+        return
+    hint = "something between here and the engine truncates or rewrites prompts"
+    if request.images:
+        hint = (
+            f"it has {len(request.images)} images: the served model and the rollouts' processor "
+            "must be of the same model, with the same settings for images (--mm-processor-kwargs)"
+        )
+    raise SamplerError(
+        f"the engine received {len(prompt_ids)} prompt tokens, which are not the "
+        f"{len(request.prompt_ids)} of the request\nhint: {hint}"
+    )
+
+
 def sample_of(
     request: SampleRequest,
     *,
@@ -82,13 +103,15 @@ def sample_of(
         stop_reason: the stop string on which it ended, or an id or None.
 
     Raises:
-        SamplerError: it answers another prompt, or is not whole.
+        SamplerError: it answers another prompt, has a token that must not be drawn, or is not
+            whole.
     """
-    if prompt_ids is not None and not np.array_equal(prompt_ids, request.prompt_ids):
+    if prompt_ids is not None:
+        check_prompt(request, prompt_ids)
+    if request.never_token_ids and np.isin(ids, request.never_token_ids).any():
         raise SamplerError(
-            f"the engine received {len(prompt_ids)} prompt tokens, which are not the "
-            f"{len(request.prompt_ids)} of the request\n"
-            "hint: something between here and the engine truncates or rewrites prompts"
+            f"a token was drawn that stands for an image: one of {request.never_token_ids}\n"
+            "hint: they are sent with a logit_bias of -100; something raises their logits again"
         )
     if finish_reason not in ("stop", "length"):
         raise SamplerError(f"finish_reason is {finish_reason!r}, expected 'stop' or 'length'")

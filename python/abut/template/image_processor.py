@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from abut.errors import ImageError, MissingExtraError, TemplateError, text_of
-from abut.images import BytesLru, Expansion, Image, ImageSpan
+from abut.images import BytesLru, Expansion, Image, ImageSpan, Placeholder
 from abut.template.image_proofs import probe_image, prove
 from abut.template.processor_calls import ProcessorCalls
 from abut.template.tensor_rules import Tensors, join
@@ -65,10 +65,11 @@ class ImageProcessor:
         others = [getattr(hf_processor, name, None) for name in _OTHER_MEDIA]
         never = [media, placeholder, *(i for i in others if isinstance(i, int))]
         self.media_token_ids = (media,)
+        self._placeholder_id: int = placeholder
         self.never_token_ids = tuple(dict.fromkeys(never))
         self._processed: BytesLru[_Processed] = BytesLru(_TENSOR_BYTES)
         # Texts alone: an `Expansion` holds its image, which then would never be given up.
-        self._texts: WeakKeyDictionary[Image, str] = WeakKeyDictionary()
+        self._texts: WeakKeyDictionary[Image, tuple[str, Placeholder]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle and copy the proofs, but no image."""
@@ -83,10 +84,15 @@ class ImageProcessor:
         Raises:
             ImageError: the processor does not take this image.
         """
-        text = self._texts.get(image)
-        if text is None:
-            text = self._texts[image] = self._process(image).text
-        return Expansion(text, image, text.count(self.media_token))
+        known = self._texts.get(image)
+        if known is None:
+            text = self._process(image).text
+            before, _, rest = text.partition(self.media_token)
+            around = (before, rest.rpartition(self.media_token)[2])
+            known = text, Placeholder(self._placeholder_id, *map(self._calls.encode, around))
+            self._texts[image] = known
+        text, placeholder = known
+        return Expansion(text, image, text.count(self.media_token), placeholder)
 
     def tensors(self, rows: Sequence[Sequence[Image]]) -> dict[str, Any]:
         """Return the tensors of a forward pass over rows, by the name of the model's argument.

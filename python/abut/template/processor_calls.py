@@ -69,6 +69,11 @@ class ProcessorCalls:
         )
         return _output(heard.texts, dict(made))
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text by itself, without any that the tokenizer adds."""
+        with self._lock:
+            return tuple(self._processor.tokenizer.encode(text, add_special_tokens=False))
+
     def text(self, row: Pieces) -> str:
         """Return the text of a row before the processor has it."""
         return "".join(self._placeholder if isinstance(p, Image) else p for p in row)

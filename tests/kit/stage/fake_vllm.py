@@ -33,6 +33,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop: Sequence[str] = ()
     structured_outputs: Any = None
+    logit_bias: Any = None
 
 
 def install(modules: dict[str, Any], cpu_group: Any = None) -> None:
@@ -68,6 +69,7 @@ class Engine:
         logprobs_mode: as the engine was built.
         ranks: of the tensor-parallel group.
         step_s: how long a step takes.
+        renderer: makes prompts with images; None: the model takes none.
         change: changes an output before it is given.
     """
 
@@ -78,14 +80,20 @@ class Engine:
         logprobs_mode: str = "processed_logprobs",
         ranks: int = 1,
         step_s: float = 0.0,
+        renderer: Any = None,
         change: Callable[[Any], None] = lambda output: None,
     ) -> None:
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=max_model_len, logprobs_mode=logprobs_mode),
+            model_config=SimpleNamespace(
+                max_model_len=max_model_len,
+                logprobs_mode=logprobs_mode,
+                is_multimodal_model=renderer is not None,
+            ),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=ranks, distributed_executor_backend="external_launcher"
             ),
         )
+        self.renderer = renderer
         self.step_s = step_s
         self.change = change
         self.running: dict[str, Drawing] = {}

@@ -100,7 +100,7 @@ class Family(NamedTuple):
     model: Callable[[], Any]
 
 
-def llava(folder: Any = DEMO_ASSETS, chat_template: str | None = None) -> Family:
+def llava(folder: Any = DEMO_ASSETS, chat_template: str | None = None, **changes: Any) -> Family:
     tokenizer = tokenizer_with("<image>", folder=folder)
     processor = transformers.LlavaProcessor(
         _without_torchvision("CLIPImageProcessor")(
@@ -115,7 +115,7 @@ def llava(folder: Any = DEMO_ASSETS, chat_template: str | None = None) -> Family
 
     def model() -> Any:
         config = transformers.LlavaConfig(
-            text_config=transformers.Qwen3Config(**text_config(tokenizer)),
+            text_config=transformers.Qwen3Config(**text_config(tokenizer, **changes)),
             image_token_index=processor.image_token_id,
             vision_feature_layer=-1,
             vision_config=transformers.CLIPVisionConfig(**CLIP),
@@ -167,7 +167,7 @@ def without_video(processor_class: type) -> type:
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
-def _qwen(kind: str) -> Family:
+def _qwen(kind: str, **changes: Any) -> Family:
     tokenizer = tokenizer_with(*QWEN)
     names = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
     name = names[kind]
@@ -182,16 +182,16 @@ def _qwen(kind: str) -> Family:
     )
 
     def model() -> Any:
-        text = text_config(tokenizer)
+        text = text_config(tokenizer, **{"rope_parameters": MROPE} | changes)
         text.pop("head_dim")
-        rope = MROPE | ({"mrope_interleaved": True} if qwen3 else {})
+        rope = text["rope_parameters"] | ({"mrope_interleaved": True} if qwen3 else {})
         vision: dict[str, Any] = {
             "depth": 2,
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_heads": 4,
             "patch_size": 4,
-            "out_hidden_size": 32,
+            "out_hidden_size": text["hidden_size"],
         }
         if qwen3:
             text["head_dim"] = 8
@@ -212,8 +212,8 @@ def _qwen(kind: str) -> Family:
     return Family(processor, model)
 
 
-def qwen2_5_vl() -> Family:
-    return _qwen("qwen2_5_vl")
+def qwen2_5_vl(**changes: Any) -> Family:
+    return _qwen("qwen2_5_vl", **changes)
 
 
 def qwen3_vl() -> Family:
