@@ -26,7 +26,7 @@ from abut.errors import SamplerError
 from abut.pickling import stays
 from abut.samplers.fleet import Fleet, OnRestart
 from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
-from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.sampler import Ids, Sample, SampleRequest
 from abut.samplers.settings import SamplingKeywords, settings_of
 from abut.samplers.vllm_colocate import VLLMColocateSampler
 from abut.samplers.vllm_images import PictureNames, never_drawn, with_placeholders
@@ -238,7 +238,7 @@ class VLLMServerSampler:
 
     def _sample(self, choice: Choice, request: SampleRequest, path: str, content: bytes) -> Sample:
         # /inference/v1/generate does not repeat it, unless it is asked to; the other one does.
-        seen = choice.prompt_token_ids
+        seen: Ids | list[int] | None = choice.prompt_token_ids
         if request.images:
             seen = _prompt_of(content)
         elif seen is None and path == _PATHS["completions"]:

@@ -28,7 +28,9 @@ def with_placeholders(request: SampleRequest) -> list[int]:
         SamplerError: an image came without its placeholder, or the text beside it has changed
             tokens of its expansion.
     """
-    ids, sent, at = request.prompt_ids.tolist(), [], 0
+    ids: list[int] = request.prompt_ids.tolist()
+    sent: list[int] = []
+    at = 0
     for span in request.images:
         if span.placeholder is None:
             raise SamplerError(
