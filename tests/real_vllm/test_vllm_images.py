@@ -1,5 +1,6 @@
 """Images through a real vLLM, as a server and in this process: logprobs are transformers' own."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,10 +147,8 @@ def test_vision_weights_of_the_batch_before_are_not_used(served: Served, llm: An
         for parameter in tower:
             parameter.data *= -0.5
         reload_weights(llm, served.weights().items())
-        with pytest.MonkeyPatch.context() as patch:
-            # The control: under the names of the batch before vLLM uses what the old weights saw.
-            patch.setattr(sampler._pictures, "begin", lambda: None)
-            assert worst(served, play(served, sampler)) > 1e-2
+        # Under the names of the batch before, 0.31 looks for what reload_weights has dropped and
+        # dies; other ways to load weights drop nothing, and it takes what the old weights saw.
         assert worst(served, play(served, sampler)) < 1e-5
     finally:
         for parameter, before in zip(tower, kept, strict=True):
@@ -157,20 +156,16 @@ def test_vision_weights_of_the_batch_before_are_not_used(served: Served, llm: An
         reload_weights(llm, served.weights().items())
 
 
-def test_another_prompt_is_refused_before_vllm_has_it(served: Served, llm: Any) -> None:
-    """Ids of two pictures, and three are sent: vLLM itself may answer that."""
-    (shown,) = (rollout for rollout in play(served, VLLMColocateSampler(llm)) if shows_two(rollout))
-    columns = shown.columns
-    ids = np.concatenate([columns.prompt_ids, columns.completion_ids])
-    spans = tuple(shown.images)
-    asked = SampleRequest(ids, 4, (), 0, "r0", 0, images=spans[:-1])
-    with pytest.raises(SamplerError, match="rollout r0, turn 0: "):
+def test_another_picture_size_is_refused_before_vllm_has_it(served: Served, llm: Any) -> None:
+    """Ids in which a picture has one token less than vLLM gives it."""
+    rollouts = play(served, VLLMColocateSampler(llm))
+    columns, (span, *_) = rollouts[1].columns, rollouts[1].images
+    ids = np.delete(columns.prompt_ids, span.end - 1)
+    short = dataclasses.replace(span, end=span.end - 1, features=span.features - 1)
+    asked = SampleRequest(ids, 4, (), 0, "r0", 0, images=(short,))
+    with pytest.raises(SamplerError, match="which are not the"):
         ask(VLLMColocateSampler(llm), asked)
     assert not llm.llm_engine.has_unfinished_requests()
-
-
-def shows_two(rollout: Any) -> bool:
-    return len({span.image for span in rollout.images}) == 2
 
 
 def test_rollouts_of_a_server_are_exact(served: Served, server: VLLMServer) -> None:

@@ -286,6 +286,15 @@ def test_expansions_that_overlap_are_refused() -> None:
         with_placeholders(request(prompt_ids=asked.prompt_ids, images=spans))
 
 
+def test_tokens_of_an_image_that_did_not_come_are_refused() -> None:
+    asked = pictured(5, RED, 6, BLUE)
+    for kept in (asked.images[:1], asked.images[1:]):
+        with pytest.raises(SamplerError, match=r"has tokens \[400\], which stand for images"):
+            with_placeholders(
+                request(prompt_ids=asked.prompt_ids, images=kept, never_token_ids=(MEDIA,))
+            )
+
+
 def test_an_image_without_its_placeholder_is_refused() -> None:
     span = ImageSpan(RED, 1, 4, 3)
     with pytest.raises(SamplerError, match=r"the placeholder of .* is not known"):

@@ -25,8 +25,8 @@ def with_placeholders(request: SampleRequest) -> list[int]:
     """Return the ids of a prompt with one placeholder in the place of each image.
 
     Raises:
-        SamplerError: an image came without its placeholder, or the text beside it has changed
-            tokens of its expansion.
+        SamplerError: an image came without its placeholder, the text beside it has changed tokens
+            of its expansion, or there are tokens of an image that did not come.
     """
     ids: list[int] = request.prompt_ids.tolist()
     sent: list[int] = []
@@ -52,9 +52,23 @@ def with_placeholders(request: SampleRequest) -> list[int]:
                 "hint: sample with TransformersSampler, or use a model whose images begin and end "
                 "with control tokens"
             )
-        sent += [*ids[at:start], token]
+        sent += [*_text(ids[at:start], request), token]
         at = end
-    return sent + ids[at:]
+    return sent + _text(ids[at:], request)
+
+
+def _text(ids: list[int], request: SampleRequest) -> list[int]:
+    """Return ids between images, none of which stands for an image.
+
+    Raises:
+        SamplerError: one does. vLLM would take it as text, and return the prompt unchanged.
+    """
+    if stray := set(ids) & set(request.never_token_ids):
+        raise SamplerError(
+            f"{request.where}: the prompt has tokens {sorted(stray)}, which stand for images, "
+            f"outside its {len(request.images)} images"
+        )
+    return ids
 
 
 def never_drawn(settings: Mapping[str, Any], request: SampleRequest) -> dict[str, Any]:
