@@ -136,6 +136,7 @@ Image(data)
   of(value)
   pixels
   to_pil()
+  to_png()
   width
 InvalidAction(AbutError, ValueError)
 PartsProcessor (protocol)
@@ -403,12 +404,14 @@ samplers.trl_server.TRLServerSampler(base_url, *, give_up_s=120.0, on_restart='r
 samplers.vllm.VLLMColocateSampler(llm, *, awake=None, **sampling)
   max_context_tokens
   sample_stream(turns)
+  takes_images
 samplers.vllm.VLLMServerSampler(base_urls, *, model=None, endpoint='completions', api_key=None, \
 give_up_s=120.0, on_restart='resume', **sampling)
   ask_for_adapters(name)
   forget(rollout_id)
   max_context_tokens
   sample(request)
+  takes_images
   with_settings(**settings)
 gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_invalid='tell', \
 invalid_reward=0.0)
