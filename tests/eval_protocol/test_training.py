@@ -123,11 +123,17 @@ def test_no_rollout_fails(run: Any) -> None:
 
 def test_each_row_is_exactly_what_the_model_saw_and_sampled(run: Any) -> None:
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+    measured = 0
     for _, rollout in rollouts(run):
         columns = abut.Columns(**{name: rollout[name] for name in names})
+        if not rollout["measured"]:
+            assert not columns.env_mask.any(), "nothing of it is trained"
+            continue
+        measured += 1
         own = [c for c in run.calls if c[0].rollout_id.startswith(f"{rollout['rollout_id']}.")]
         assert len(own) == rollout["num_turns"]
         check_exact(columns, own)
+    assert measured == 100  # of 128: a test of seven of eight prompts gives no score
 
 
 def test_logprobs_are_those_of_a_forward_pass_over_the_row(run: Any) -> None:

@@ -213,8 +213,8 @@ def test_training_and_evaluation_are_told_apart(
     assert shown.page.locator("#view-curves .chart >> nth=0 >> .line.dashed").count() == 1
     assert "train: 1 at step 1" in shown.page.get_attribute("#view-curves svg", "aria-label")
     shown.page.click("text=Show its rollouts")
+    shown.wait("document.querySelector('#filter').value === 'step:5 mode=train'")
     shown.wait("app.state.view === 'tokens'")
-    assert shown.page.input_value("#filter") == "step:5 mode=train"
     assert shown.title == "train-5"
     shown.page.locator("[data-word='mode=train']").click()
     shown.page.locator("[data-word='mode=eval']").click()

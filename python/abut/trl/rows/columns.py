@@ -154,11 +154,12 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     # Lists: TRL walks through them in Python, and promises them to reward functions.
     columns = rollout.columns
     if columns is not None and not rollout.failed:
+        nothing = [0] * len(columns.completion_ids)
         return {
             "prompt_ids": columns.prompt_ids.tolist(),
             "completion_ids": columns.completion_ids.tolist(),
-            "logprobs": columns.logprobs.tolist(),
-            "env_mask": (columns.env_mask * rollout.row_trained).tolist(),
+            "logprobs": columns.logprobs.tolist() if rollout.row_trained else [0.0] * len(nothing),
+            "env_mask": columns.env_mask.tolist() if rollout.row_trained else nothing,
         }
     processor = task.processor or engine.processor
     prompt_ids = rollout.prompt_ids
