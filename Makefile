@@ -19,7 +19,7 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
 AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses $(OPENHANDS_PYTHON:%=openhands)
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -192,6 +192,9 @@ $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 
 demo: build
 	$(BIN)/abut demo
+
+demo-images: build
+	$(BIN)/python examples/find_square_cpu.py
 
 # The page is of all rows at full size: with flags other than --strict nothing is written.
 bench: build

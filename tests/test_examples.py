@@ -34,6 +34,7 @@ TRAINING = [
     "async_grpo.py",
     "bargain.py",
     "custom_env_grpo.py",
+    "find_square_cpu.py",
     "wordle_cpu.py",
     "wordle_grpo.py",
 ]
