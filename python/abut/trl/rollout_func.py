@@ -47,8 +47,8 @@ from abut.trl.rewards import (
 )
 from abut.trl.route import EnvArgument
 from abut.trl.rows.all_rows import AllRows
-from abut.trl.rows.columns import fill_metrics, rows_of
-from abut.trl.rows.row_batch import COLUMNS, RowScoring, rows_of_batch
+from abut.trl.rows.columns import COLUMNS, fill_metrics, rows_of
+from abut.trl.rows.row_batch import RowScoring, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.trainer_checks import (
     check_end_tokens,

@@ -22,11 +22,14 @@ from abut.tools.tool_env import ToolEpisode
 from abut.tools.toolbox import ToolCounts
 from abut.trl.metrics import rollout_stats
 
+COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+"""The lists of a `rollout_func` that TRL makes rows of."""
+
 COMPLETIONS = "_abut_completions"
 """A column that `trl.rewards` hands to reward functions as `completions`."""
 
 _TAKEN = frozenset(
-    {"prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward", "env_step_rewards"}
+    {*COLUMNS, "env_reward", "env_step_rewards"}
     | {"num_turns", "stop_reason", "error", "rollout_id", "messages", "rollout_stats", "measured"}
     | {"environments", "prompts", "completions", "trainer_state", "log_extra", "log_metric"}
 )
@@ -154,13 +157,11 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     # Lists: TRL walks through them in Python, and promises them to reward functions.
     columns = rollout.columns
     if columns is not None and not rollout.failed:
-        nothing = [0] * len(columns.completion_ids)
-        return {
-            "prompt_ids": columns.prompt_ids.tolist(),
-            "completion_ids": columns.completion_ids.tolist(),
-            "logprobs": columns.logprobs.tolist() if rollout.row_trained else [0.0] * len(nothing),
-            "env_mask": columns.env_mask.tolist() if rollout.row_trained else nothing,
-        }
+        row = {name: getattr(columns, name).tolist() for name in COLUMNS}
+        if not rollout.row_trained:  # TRL needs a row for each prompt; this one trains nothing
+            row["logprobs"] = [0.0] * len(row["completion_ids"])
+            row["env_mask"] = [0] * len(row["completion_ids"])
+        return row
     processor = task.processor or engine.processor
     prompt_ids = rollout.prompt_ids
     # Its row has no images, so it must not have their tokens either.

@@ -17,10 +17,7 @@ from abut.errors import RolloutError
 from abut.rollout.rollout import Branch, Rollout
 from abut.template.image_processor import ImageProcessor
 from abut.trl.credit import Credit
-from abut.trl.rows.columns import conversations_of, is_measured, trained_branches
-
-COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-"""The lists of a `rollout_func` that TRL makes rows of."""
+from abut.trl.rows.columns import COLUMNS, conversations_of, is_measured, trained_branches
 
 ROW, WEIGHT = "abut_row", "abut_weight"
 """The columns that abut adds to TRL's inputs: `(N,)` int64 numbers of rows, and `(N,)` factors on
