@@ -166,6 +166,7 @@ Rollout
   names = <class 'dict'>
   rewards = <class 'dict'>
   asked_by = ()
+  teacher = None
   reward = None
   measured = True
   turns = <class 'list'>
@@ -188,7 +189,7 @@ Rollout
   main_row
   sampled_tokens
   step_rewards
-  versions
+  streams
 RolloutConfig
   max_turns = None
   max_calls = None
@@ -209,6 +210,7 @@ RolloutConfig
   max_requests = 256
   branch = None
   auxiliary = 'train'
+  streams = ()
   seed = 0
   max_env_turns
 RolloutError(AbutError, RuntimeError)
@@ -218,7 +220,7 @@ Sample
   finish_reason
   stop_string = None
   model_version = None
-  versions = None
+  streams = <class 'dict'>
   newest_version = None
 Sampler (protocol)
   sample(request)
@@ -315,6 +317,7 @@ samplers.SampleRequest
   stop = ()
   images = ()
   never_token_ids = ()
+  streams = ()
   where
 samplers.ScriptedSampler(script, *, logprob=..., delay_s=None)
   sample(request)

@@ -9,7 +9,8 @@ import pytest
 
 from abut.cli.__main__ import main
 from abut.demo.model import ASSETS
-from abut.records.record import from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import to_record
 from abut.records.show import load_tokenizer, render
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 from tests.kit.data.tokenizers_made import template, with_close

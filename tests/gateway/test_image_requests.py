@@ -14,7 +14,8 @@ from abut.errors import TemplateError
 from abut.gateway.dialects.responses import Responses
 from abut.gateway.server.gateway import Gateway
 from abut.images import Image
-from abut.records.record import from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import to_record
 from tests.kit.clients.dialect_clients import GeminiClient, MessagesClient, ResponsesClient
 from tests.kit.clients.image_pictures import as_text, encoded
 from tests.kit.clients.image_talks import (

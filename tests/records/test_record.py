@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abut.records.read import read_records
-from abut.records.record import SCHEMA_VERSION, from_record, to_record
+from abut.records.read import from_record, read_records
+from abut.records.record import SCHEMA_VERSION, to_record
 from abut.records.recorder import JsonlRecorder
 from tests.kit.stage.rollouts import Stage, Talk, env, row
 

@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 
 import abut
-from abut.records.read import read_records
-from abut.records.record import (
-    ROLLOUT,
-    SCHEMA_VERSION,
-    SCORES,
-    Type,
-    arrow_schema,
-    from_record,
-    to_record,
-)
+from abut.records.read import from_record, read_records
+from abut.records.record import ROLLOUT, SCHEMA_VERSION, SCORES, Type, arrow_schema, to_record
 from abut.records.recorder import (
     JsonlRecorder,
     ParquetRecorder,
@@ -149,8 +141,10 @@ def test_records_of_the_second_schema_are_read(tmp_path: Path, form: str) -> Non
     """They lack the names, sessions and rewards of conversations, and the turns of branches."""
     rollout = a_rollout(branches=[Branch(a_rollout().columns, cause="new")])
     old = to_record(rollout, step=3) | {"schema_version": 2}
-    newer = {"name", "session", "row_reward", "row_trained", "names", "given_rewards"}
+    newer = {"name", "session", "row_reward", "row_trained", "names", "given_rewards", "teacher"}
     of_branch = {"name", "session", "reward", "trained", "auxiliary", "turns", "before"}
+    streams = {"teacher_logprobs", "streams"}
+    newer, of_branch = newer | streams, of_branch | streams
     old = {name: value for name, value in old.items() if name not in newer}
     old["branches"] = [{k: v for k, v in b.items() if k not in of_branch} for b in old["branches"]]
     old["turns"] = [{k: v for k, v in t.items() if k != "answer_id"} for t in old["turns"]]

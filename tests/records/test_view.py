@@ -20,7 +20,8 @@ from abut.cli.__main__ import main
 from abut.demo.model import ASSETS as DEMO
 from abut.images import Image
 from abut.records.image_folder import ImageFolder
-from abut.records.record import from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import to_record
 from abut.records.show import render
 from abut.records.viewer import pictures
 from abut.records.viewer.packed import Pieces

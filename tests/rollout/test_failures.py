@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from abut.errors import EnvError, RolloutError, trace_of
-from abut.records.record import from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import to_record
 from abut.records.show import render
 from abut.rollout.failures import _kind_of
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env

@@ -15,7 +15,8 @@ from abut.envs.source import bind_all
 from abut.errors import SamplerError, TrajectoryError
 from abut.images import Image
 from abut.records.image_folder import ImageFolder
-from abut.records.record import from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import to_record
 from abut.rollout.conversation import Conversation
 from abut.template import ImageProcessor
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, asynced, check_exact, env, row

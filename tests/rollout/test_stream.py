@@ -4,8 +4,10 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from abut.envs.task import RolloutTask
@@ -13,6 +15,7 @@ from abut.errors import EnvError, RolloutError, SamplerError
 from abut.rollout.engine import Engine
 from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Stream
+from abut.samplers.sampler import VERSIONS
 from tests.kit.stage.rollouts import (
     Batched,
     Recording,
@@ -345,7 +348,7 @@ def test_what_is_too_old_is_ended_and_not_tried_again(stage: Stage, stream: Any)
         assert len(rollout.turns) == 1, "what there is of it stays for the record"
     for _, rollout in itertools.chain(*others):
         assert rollout.stop_reason == "env_done"
-        assert {*rollout.versions} == {7, -1}
+        assert {*rollout.streams[VERSIONS]} == {7, -1}
 
 
 def test_one_version_less_is_not_too_old(stage: Stage, stream: Any) -> None:
@@ -368,16 +371,62 @@ def test_a_token_bears_the_oldest_weights_that_can_have_sampled_it(
     streaming.stream.update_version(2)
     sampler.go.set()
     for _, rollout in streaming.wait_for_group(0):
-        turns = [({*turn.versions}, turn.newest_version) for turn in rollout.turns]
+        turns = [({*turn.streams[VERSIONS]}, turn.newest_version) for turn in rollout.turns]
         assert turns == [({1}, 1), ({1}, 2), ({2}, 2)]
         sampled = rollout.columns.env_mask == 1
-        assert {*rollout.versions[sampled]} == {1, 2}
-        assert {*rollout.versions[~sampled]} == {-1}
+        assert {*rollout.streams[VERSIONS][sampled]} == {1, 2}
+        assert {*rollout.streams[VERSIONS][~sampled]} == {-1}
+
+
+def test_versions_of_the_sampler_win(stage: Stage, stream: Any) -> None:
+    class Knows(Recording):
+        async def sample(self, request: Any) -> Any:
+            sample = await super().sample(request)
+            return replace(sample, streams={VERSIONS: np.arange(len(sample.ids)), "other": [1]})
+
+    for _, rollout in stream(sampler=Knows(stage.says()), version=7).wait_for_group(0):
+        assert rollout.streams.keys() == {VERSIONS}, "nobody asked for the other"
+        for turn in rollout.turns:
+            assert turn.streams[VERSIONS].tolist() == [*range(turn.end - turn.start)]
+            assert turn.newest_version == 7
+
+
+def test_a_rollout_keeps_its_slot_until_it_is_finished(stage: Stage, stream: Any) -> None:
+    held: list[tuple[str, asyncio.Future[None]]] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def finish(task: RolloutTask, rollout: Rollout) -> None:
+        loops.append(asyncio.get_running_loop())
+        assert (task.rollout_id, rollout.stop_reason) == (rollout.rollout_id, "env_done")
+        held.append((task.rollout_id, loops[0].create_future()))
+        await held[-1][1]
+        rollout.teacher = "held"
+
+    sampler = Recording(stage.says())
+    streaming = stream(sampler=sampler, at_once=2, finish=finish)
+    assert eventually(lambda: len(held) == 2)
+    assert {request.rollout_id for request, _ in sampler.calls} == {"r0-0", "r0-1"}
+    assert not streaming.played
+    for _, future in held[:2]:
+        loops[0].call_soon_threadsafe(future.set_result, None)
+    assert {rollout.teacher for _, rollout in streaming.wait_for_group(0)} == {"held"}
+    assert eventually(lambda: len(held) == 4)
+
+
+def test_what_finishing_raises_ends_the_batch_and_the_rollout_is_recorded(stage: Stage) -> None:
+    async def finish(task: RolloutTask, rollout: Rollout) -> None:
+        raise LookupError(f"no teacher for {task.rollout_id}")
+
+    recorded: list[Rollout] = []
+    engine = stage.engine(Recording(stage.says()))
+    with pytest.raises(LookupError, match="no teacher for r0"):
+        engine.play(stage.tasks([Talk]), on_rollout=recorded.append, finish=finish)
+    assert [rollout.reward for rollout in recorded] == [1.0]
 
 
 def test_a_batch_counts_no_versions(stage: Stage) -> None:
     rollout = stage.play().one
-    assert (rollout.versions, rollout.turns[0].newest_version) == ((), None)
+    assert (rollout.streams, rollout.turns[0].newest_version) == ({}, None)
 
 
 def test_an_environment_that_is_gone_is_tried_again(stream: Any) -> None:

@@ -45,7 +45,7 @@ def columns(prompt: list[int], completion: list[int], mask: list[int]) -> Any:
 
 
 def turn(start: int, end: int, *versions: int) -> TurnRecord:
-    return TurnRecord(start, end, "stop", 0.1, versions=np.array(versions))
+    return TurnRecord(start, end, "stop", 0.1, streams={"versions": np.array(versions)})
 
 
 def rows(rollout: Rollout, **changes: Any) -> list[RolloutRow]:
@@ -61,8 +61,8 @@ BRANCHED = Rollout(
     turns=[turn(2, 3, 4), turn(4, 5, 6)],
     stop_reason=StopReason.ENV_DONE,
     branches=[
-        Branch(columns([1, 2, 3], [8], [1]), versions=np.array([5])),
-        Branch(columns([1], [9], [1]), delivered=False, versions=np.array([5])),
+        Branch(columns([1, 2, 3], [8], [1]), turns=[turn(3, 4, 5)]),
+        Branch(columns([1], [9], [1]), delivered=False, turns=[turn(1, 2, 5)]),
     ],
 )
 

@@ -17,6 +17,7 @@ from transformers import TrainerCallback  # noqa: E402
 
 from abut.errors import RolloutError  # noqa: E402
 from abut.rollout.rollout import StopReason  # noqa: E402
+from abut.samplers.sampler import VERSIONS  # noqa: E402
 from abut.trl import env_reward  # noqa: E402
 from tests.kit.stage.rollouts import eventually, own_threads  # noqa: E402
 from tests.kit.training.async_cpu import AsyncRun, PolicyServer, Saying, Vowels, Weights, on_cpu  # noqa: E402
@@ -129,12 +130,15 @@ def test_every_logprob_is_that_of_the_weights_that_its_token_bears(run: Any, ser
     for rollout in rollouts.values():
         if rollout.stop_reason is StopReason.STALE:
             continue
-        assert worst(server, rollout, rollout.versions) < 1e-4
-        others = np.where(rollout.versions > 1, rollout.versions - 1, rollout.versions + 1)
+        versions = rollout.streams[VERSIONS]
+        assert worst(server, rollout, versions) < 1e-4
+        others = np.where(versions > 1, versions - 1, versions + 1)
         assert worst(server, rollout, others) > 1e-3, "the negative control: a wrong version"
         checked += 1
     assert checked > 32
-    assert any(len({*rollout.versions}) > 2 for rollout in rollouts.values()), "an update crossed"
+    assert any(len({*rollout.streams[VERSIONS]}) > 2 for rollout in rollouts.values()), (
+        "an update crossed"
+    )
 
 
 def test_a_server_that_says_nothing_leaves_the_oldest_version_that_can_be(
@@ -151,13 +155,14 @@ def test_a_server_that_says_nothing_leaves_the_oldest_version_that_can_be(
         start = len(rollout.columns.prompt_ids)
         for turn in rollout.turns:
             of_turn = slice(turn.start - start, turn.end - start)
-            assert (turn.versions <= drawn[of_turn]).all()
+            assert (turn.streams[VERSIONS] <= drawn[of_turn]).all()
             # A server has new weights before the trainer says so.
             assert (drawn[of_turn] <= turn.newest_version + 1).all()
     for row in ours.pushed:
         of_group = [r for r, extra in ours.kept.rollouts if extra["group"] == row.group_id]
         same = [r for r in of_group if _ids(r) == row.input_ids.tolist()]
-        assert row.model_version in {int(r.versions[r.versions >= 0].min()) for r in same}
+        versions = [rollout.streams[VERSIONS] for rollout in same]
+        assert row.model_version in {int(one[one >= 0].min()) for one in versions}
 
 
 def _ids(rollout: Any) -> list[int]:

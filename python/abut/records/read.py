@@ -1,12 +1,17 @@
 """Reading records, JSON lines and Parquet, files and folders, with the scores beside them."""
 
+import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abut.records.record import SCHEMA_VERSION, from_record, import_pyarrow
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.messages import Message
+from abut.records.record import ROLLOUT, SCHEMA_VERSION, import_pyarrow
 from abut.records.recorder import scores_path
 
 _HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
@@ -111,3 +116,75 @@ def _check_version(version: Any, where: str) -> None:
             f"{where}: schema_version {version!r}, this abut reads 1 to {SCHEMA_VERSION}\n"
             "hint: pip install --upgrade abut"
         )
+
+
+def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
+    read = {**_UNNAMED_ROW, **record}
+    read["streams"] = read["streams"] or []
+    read |= {"rewards": None, "total": None, "advantage": None, "rows": None, "padding_rows": None}
+    read["names"] = {one["session"]: one["name"] for one in record.get("names") or ()}
+    read["given_rewards"] = {one["key"]: one["value"] for one in record.get("given_rewards") or ()}
+    if read["schema_version"] == 1:
+        read = dict.fromkeys(ROLLOUT) | read
+        read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
+        return read
+    read["messages"] = [_message(message) for message in record["messages"] or ()]
+    read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
+    spelled = record["control_spellings"] or ()
+    read["extras"] = json.loads(record.get("extras") or "{}")
+    read["turns"] = [{"answer_id": None} | turn for turn in record["turns"] or ()]
+    read["branches"] = [_UNNAMED | branch for branch in record["branches"] or ()]
+    for branch in read["branches"]:
+        branch["streams"] = branch["streams"] or []
+    rewrites = record.get("client_rewrites") or ()
+    read["tools"] = json.loads(record.get("tools") or "[]")
+    read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
+    read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
+    return read
+
+
+# Records of version 2 have no names, images and streams, and of other branches no turns.
+_UNSTREAMED: dict[str, Any] = {"versions": None, "teacher_logprobs": None, "streams": None}
+_UNNAMED_ROW: dict[str, Any] = {
+    **_UNSTREAMED,
+    "teacher": None,
+    "name": None,
+    "session": None,
+    "row_reward": None,
+    "row_trained": True,
+    "images": [],
+    "dropped_images": [],
+}
+_UNNAMED: dict[str, Any] = {
+    **_UNSTREAMED,
+    "followed": None,
+    "name": None,
+    "session": None,
+    "reward": None,
+    "trained": True,
+    "auxiliary": False,
+    "turns": [],
+    "before": [],
+    "images": [],
+}
+
+
+def _message(portable: Mapping[str, Any]) -> Message:
+    message: Message = {"role": portable["role"]}
+    if portable["content"] is not None:
+        message["content"] = portable["content"]
+    return message | (json.loads(portable["extra"]) if portable["extra"] else {})
+
+
+def recorded_streams(of: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the arrays in the field `streams` of a record, or of one of its branches, by name.
+
+    Each is `(S, …)`: the values of the S tokens that were sampled, those where `env_mask` is 1.
+    """
+    return {
+        stream["name"]: np.frombuffer(
+            base64.b64decode(stream["data"]), np.dtype(stream["dtype"])
+        ).reshape(stream["shape"])
+        for stream in of["streams"]
+    }

@@ -5,18 +5,21 @@ Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and 
 of the same type or null, so a reader never has to guess; `docs/records.md` explains each field.
 """
 
+import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abut._native import Columns
 from abut.errors import MissingExtraError
 from abut.images import Image, ImageSpan
 from abut.messages import Message, json_copy
-from abut.rollout.rollout import Rollout, TurnRecord
+from abut.rollout.rollout import TEACHER_LOGPROBS, Rollout, TurnRecord
+from abut.samplers.sampler import VERSIONS
 
 SCHEMA_VERSION = 3
 
@@ -30,6 +33,8 @@ _COLUMNS: dict[str, Type] = {
     "logprobs": ["float32"],
     "provenance": ["uint8"],
     "versions": ["int32"],
+    "teacher_logprobs": ["float32"],
+    "streams": [{"name": "string", "dtype": "string", "shape": ["int32"], "data": "string"}],
 }
 
 _TURN: dict[str, Type] = {
@@ -96,6 +101,7 @@ ROLLOUT: Mapping[str, Type] = {
     "turns": [_TURN],
     "branches": [_BRANCH],
     "dropped_images": [_DROPPED],
+    "teacher": "string",
     "name": "string",
     "session": "string",
     "row_reward": "float64",
@@ -153,8 +159,8 @@ def to_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             "prompt_ids": _list(of_branch["prompt_ids"]),
             "completion_ids": _list(of_branch["completion_ids"]),
             "env_mask": _list(of_branch["env_mask"]),
-            # Most float32 logprobs are less precise than six decimals, and a line is half as long.
-            "logprobs": np.asarray(of_branch["logprobs"], np.float64).round(6).tolist(),
+            "logprobs": _rounded(of_branch["logprobs"]),
+            "teacher_logprobs": _rounded(of_branch["teacher_logprobs"]),
             "provenance": _list(of_branch["provenance"]),
             "versions": _list(of_branch["versions"]),
         }
@@ -169,7 +175,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         )
     columns, row = rollout.columns, extra.pop("columns", None)
     traces = rollout.attempt_tracebacks
-    of_branch = _columns(columns, rollout.provenance, rollout.versions)
+    of_branch = _columns(columns, rollout.provenance, rollout.streams)
     if columns is None:
         of_branch["prompt_ids"] = rollout.prompt_ids
     return dict.fromkeys(ROLLOUT) | {
@@ -183,7 +189,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "turns": _turns(rollout.turns),
         "branches": [
             {
-                **_columns(branch.columns, branch.provenance, branch.versions),
+                **_columns(branch.columns, branch.provenance, branch.streams),
                 "cause": branch.cause,
                 "delivered": branch.delivered,
                 "followed": branch.followed,
@@ -207,6 +213,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             }
             for dropped in rollout.dropped_images
         ],
+        "teacher": rollout.teacher,
         "name": rollout.name,
         "session": rollout.session,
         "row_reward": rollout.row_reward,
@@ -234,52 +241,6 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     }
 
 
-def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record as `read_records` yields it: messages, columns and spellings as they were."""
-    read = {**_UNNAMED_ROW, **record}
-    read |= {"rewards": None, "total": None, "advantage": None, "rows": None, "padding_rows": None}
-    read["names"] = {one["session"]: one["name"] for one in record.get("names") or ()}
-    read["given_rewards"] = {one["key"]: one["value"] for one in record.get("given_rewards") or ()}
-    if read["schema_version"] == 1:
-        read = dict.fromkeys(ROLLOUT) | read
-        read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
-        return read
-    read["messages"] = [_message(message) for message in record["messages"] or ()]
-    read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
-    spelled = record["control_spellings"] or ()
-    read["extras"] = json.loads(record.get("extras") or "{}")
-    read["turns"] = [{"answer_id": None} | turn for turn in record["turns"] or ()]
-    read["branches"] = [_UNNAMED | branch for branch in record["branches"] or ()]
-    rewrites = record.get("client_rewrites") or ()
-    read["tools"] = json.loads(record.get("tools") or "[]")
-    read.setdefault("versions", None)
-    read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
-    read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
-    return read
-
-
-# Records of version 2 have no names and no images, and of other branches no turns.
-_UNNAMED_ROW: dict[str, Any] = {
-    "name": None,
-    "session": None,
-    "row_reward": None,
-    "row_trained": True,
-    "images": [],
-    "dropped_images": [],
-}
-_UNNAMED: dict[str, Any] = {
-    "followed": None,
-    "name": None,
-    "session": None,
-    "reward": None,
-    "trained": True,
-    "auxiliary": False,
-    "turns": [],
-    "before": [],
-    "images": [],
-}
-
-
 def _turns(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
     return [
         {name: getattr(turn, name) for name in _TURN}
@@ -301,15 +262,36 @@ def _images(images: Sequence[ImageSpan]) -> list[dict[str, Any]]:
     ]
 
 
-def _columns(columns: Columns | None, provenance: Any, versions: Any) -> dict[str, Any]:
+def _columns(
+    columns: Columns | None, provenance: Any, streams: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
     """Return the columns of a branch; empty ones if nothing was sampled."""
+    of_teacher = streams.get(TEACHER_LOGPROBS)
     return {
         "prompt_ids": columns.prompt_ids if columns else None,
         "completion_ids": columns.completion_ids if columns else [],
         "env_mask": columns.env_mask if columns else [],
         "logprobs": columns.logprobs if columns else [],
         "provenance": provenance,
-        "versions": versions if len(versions) else None,
+        "versions": streams.get(VERSIONS),
+        # JSON has no NaN, and `logprobs` has 0 there too.
+        "teacher_logprobs": None if of_teacher is None else np.nan_to_num(of_teacher, nan=0.0),
+        "streams": [
+            _stream(name, values[columns.env_mask == 1])
+            for name, values in streams.items()
+            if columns is not None and name not in (VERSIONS, TEACHER_LOGPROBS)
+        ],
+    }
+
+
+def _stream(name: str, values: NDArray[Any]) -> dict[str, Any]:
+    """Return the values of the sampled tokens, which is all that a stream has."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return {
+        "name": name,
+        "dtype": little.dtype.str,
+        "shape": list(values.shape),
+        "data": base64.b64encode(little.tobytes()).decode("ascii"),
     }
 
 
@@ -329,13 +311,6 @@ def _portable(message: Message) -> dict[str, Any]:
         "content": content if isinstance(content, str) else None,
         "extra": _json(rest) if rest else None,
     }
-
-
-def _message(portable: Mapping[str, Any]) -> Message:
-    message: Message = {"role": portable["role"]}
-    if portable["content"] is not None:
-        message["content"] = portable["content"]
-    return message | (json.loads(portable["extra"]) if portable["extra"] else {})
 
 
 def _json(value: Any) -> str:
@@ -359,6 +334,14 @@ def image_hashes(content: Any) -> list[str]:
         and block.get("type") == "image"
         and isinstance(block.get("image"), str)
     ]
+
+
+def _rounded(logprobs: Any) -> list[float] | None:
+    """Return logprobs as a line of JSON has them, half as long as with all their digits.
+
+    Most float32 logprobs are less precise than six decimals.
+    """
+    return None if logprobs is None else np.asarray(logprobs, np.float64).round(6).tolist()
 
 
 def _list(numbers: Sequence[int] | Any) -> list[int] | None:

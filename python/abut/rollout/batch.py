@@ -30,7 +30,7 @@ from abut.rollout.env_loops import INTERRUPTED_CLOSE_S, EnvClosing, EnvLoops
 from abut.rollout.failures import Failures
 from abut.rollout.setup_warnings import SetupWarnings
 from abut.samplers.in_process import AnySampler, EngineSampler
-from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.sampler import VERSIONS, Sample, SampleRequest
 
 
 @dataclass
@@ -200,6 +200,7 @@ class Batch:
             processor,
             stop_token_ids=tuple(dict.fromkeys((*own, *self._more_stop_token_ids))),
             budget=self.budget(),
+            streams=self.config.streams,
         )
 
     def budget(self) -> Budget:
@@ -329,10 +330,8 @@ class Attempts:
         """Return the sample with the versions of its tokens, unless its sampler has given them."""
         if asked is None or not isinstance(sample, Sample):
             return sample
-        versions = sample.versions
-        if versions is None:
-            versions = np.full(len(sample.ids), asked, np.int64)
-        return dataclasses.replace(sample, versions=versions, newest_version=self.version)
+        streams = {VERSIONS: np.full(len(sample.ids), asked, np.int64), **sample.streams}
+        return dataclasses.replace(sample, streams=streams, newest_version=self.version)
 
     def update(self, version: int) -> None:
         """Note that other weights sample from now on, and end attempts that are too old by then."""

@@ -70,6 +70,11 @@ class RolloutConfig:
         "Whether auxiliary conversations of an agent are trained: those without a name, tools or "
         "history, such as a title or a summary, beside others with tools.",
     )
+    streams: tuple[str, ...] = _help(
+        (),
+        "Names of the arrays of `Sample.streams` that rollouts and records keep; a sample without "
+        "one is an error. All others are dropped.",
+    )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
     def __post_init__(self) -> None:
@@ -78,6 +83,7 @@ class RolloutConfig:
         Raises:
             ValueError: names the field, its value and what it may be.
         """
+        self._require("streams", not isinstance(self.streams, str), "a tuple of names")
         for name in ("max_env_steps", "max_requests"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in (

@@ -94,6 +94,7 @@ class Conversation:
         *,
         stop_token_ids: Sequence[int] | None = None,
         budget: Budget | None = None,
+        streams: Sequence[str] = (),
     ) -> None:
         """Begin an empty conversation.
 
@@ -102,11 +103,13 @@ class Conversation:
             processor: writes the messages, and the scaffold around them.
             stop_token_ids: end a turn; None takes those of the processor.
             budget: None sets no limit.
+            streams: see `RolloutConfig.streams`.
         """
         self._tokenizer = tokenizer
         self._processor = processor
         self.stop_token_ids = tuple(stop_token_ids or processor.stop_token_ids)
         self.budget = budget or Budget()
+        self._streams = tuple(streams)
         self.trajectory = Trajectory(tokenizer)
         self.messages: list[Message] = []
         self.turns: list[PolicyTurn] = []
@@ -208,6 +211,7 @@ class Conversation:
             stop,
             images=tuple(self.images),
             never_token_ids=self.never_token_ids,
+            streams=self._streams,
         )
 
     @property
@@ -310,6 +314,7 @@ class Conversation:
             self._processor,
             stop_token_ids=self.stop_token_ids,
             budget=self.budget,
+            streams=self._streams,
         )
         other.trajectory = self.trajectory.fork(at)
         # Where `at` is the end of one turn and the start of the next, the trajectory decides.

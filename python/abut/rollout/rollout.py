@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Columns
+from abut.errors import SamplerError
 from abut.images import Image, ImageSpan
 from abut.messages import Message
 from abut.samplers.sampler import Sample
+
+TEACHER_LOGPROBS = "teacher_logprobs"
+"""The stream of what a teacher says of each sampled token: its logprobs, `(T,)` float32, nats."""
 
 
 class StopReason(StrEnum):
@@ -71,12 +75,13 @@ class TurnRecord:
     """True if the stop string begins inside `stop_token`, not at its first byte."""
     model_version: str | None = None
     """Of the weights that sampled it, where the sampler knows."""
-    versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
-    """`(end - start,)`: the version of the weights that sampled each token, as in `Sample`; empty
-    where nobody counts them."""
+    streams: dict[str, NDArray[Any]] = field(default_factory=dict, compare=False)
+    """Arrays along its tokens by name, each `(end - start, …)`: those of its `Sample`, and what was
+    computed later, such as `teacher_logprobs`."""
     newest_version: int | None = None
-    """The version that sampled when the turn was complete. If it is newer than `versions`, the
-    weights changed during the turn, and some tokens may come from later ones than `versions` says.
+    """The version that sampled when the turn was complete. If it is newer than the stream
+    `versions`, the weights changed during the turn, and some tokens may come from later ones than
+    the stream says.
     """
     answer_id: str | None = None
     """The id of the answer, as an agent's client got it; None: an environment's turn."""
@@ -85,7 +90,7 @@ class TurnRecord:
         """Take over what the sampler says of its sample, which took so many seconds."""
         self.finish_reason, self.generate_s = sample.finish_reason, generate_s
         self.model_version = sample.model_version
-        self.versions = () if sample.versions is None else sample.versions
+        self.streams |= sample.streams
         self.newest_version = sample.newest_version
 
 
@@ -118,8 +123,6 @@ class Branch:
     """True if the agent received these samples. One that it never received is not its action."""
     followed: bool = True
     """False: the agent asked for several samples at this point, and went on from another one."""
-    versions: NDArray[np.int64] | Sequence[int] = field(default=(), compare=False)
-    """As `Rollout.versions`, for its columns."""
     name: str | None = None
     """The name of its calls, or the one that `Rollout.names` gives to its session."""
     session: str | None = None
@@ -139,6 +142,11 @@ class Branch:
     """Of a fork: the turns before its own, which `columns` holds in the prompt."""
     images: Sequence[ImageSpan] = ()
     """The images in `columns`, in order; their tokens are counted from the prompt's first one."""
+
+    @property
+    def streams(self) -> Mapping[str, NDArray[Any]]:
+        """As `Rollout.streams`, for its columns."""
+        return _streams_of(self.columns, self.turns)
 
     @property
     def before(self) -> list[float | None]:
@@ -191,6 +199,8 @@ class Rollout:
     `AgentResult.rewards`."""
     asked_by: Collection[str] = field(default=(), compare=False)
     """The names and sessions of all calls, those that were refused among them."""
+    teacher: str | None = None
+    """The name of the teacher whose logprobs are the stream `teacher_logprobs`."""
     reward: float | None = None
     measured: bool = True
     """False: the adapter says that nothing was measured. Then nothing of the rollout has a reward
@@ -228,7 +238,6 @@ class Rollout:
         return Branch(
             self.columns,
             self.provenance,
-            versions=self.versions,
             name=self.name,
             session=self.session,
             reward=self.row_reward,
@@ -244,14 +253,13 @@ class Rollout:
         return self.stop_reason is StopReason.ERROR
 
     @property
-    def versions(self) -> NDArray[np.int64] | Sequence[int]:
-        """`(T,)` int64, aligned with `completion_ids`: the versions of the weights that sampled.
+    def streams(self) -> Mapping[str, NDArray[Any]]:
+        """Arrays `(T, …)` by name, aligned with `completion_ids`, made of those of its turns.
 
-        -1 where the token was not sampled; empty where nobody counts versions.
+        NaN, or -1 in an array of integers, where the token was not sampled. Unsigned integers have
+        become signed ones.
         """
-        if self.columns is None:
-            return ()
-        return versions_of(self.turns, len(self.columns.prompt_ids), len(self.columns.env_mask))
+        return {} if self.columns is None else _streams_of(self.columns, self.turns)
 
     @property
     def step_rewards(self) -> list[float | None]:
@@ -269,14 +277,52 @@ class Rollout:
         return sum(int(branch.columns.env_mask.sum()) for branch in self.branches)
 
 
-def versions_of(
-    turns: Sequence[TurnRecord], start: int, length: int
-) -> NDArray[np.int64] | Sequence[int]:
-    """The versions of so many tokens from `start` on, as `Rollout.versions` has them."""
-    if not any(len(turn.versions) for turn in turns):
-        return ()
-    versions = np.full(length, -1, np.int64)
+def give_stream(turns: Sequence[TurnRecord], name: str, values: NDArray[Any]) -> None:
+    """Give the turns of a row an array along all its sampled tokens.
+
+    Args:
+        turns: of the row, in order.
+        name: of the stream.
+        values: `(sampled tokens, …)`.
+
+    Raises:
+        ValueError: the turns have another number of tokens.
+    """
+    tokens = sum(turn.end - turn.start for turn in turns)
+    if len(values) != tokens:
+        raise ValueError(
+            f"stream {name!r}: {len(values)} values for the {tokens} sampled tokens of a row"
+        )
+    start = 0
     for turn in turns:
-        if len(turn.versions) and turn.start >= start:
-            versions[turn.start - start : turn.end - start] = turn.versions
-    return versions
+        end = start + turn.end - turn.start
+        turn.streams[name] = values[start:end]
+        start = end
+
+
+def _streams_of(columns: Columns, turns: Sequence[TurnRecord]) -> dict[str, NDArray[Any]]:
+    """Return the streams of a row's turns, aligned with its completion."""
+    start, length = len(columns.prompt_ids), len(columns.env_mask)
+    names = dict.fromkeys(name for turn in turns for name in turn.streams)
+    found = {}
+    for name in names:
+        pieces = [(turn, turn.streams[name]) for turn in turns if name in turn.streams]
+        shapes = {values.shape[1:]: turn for turn, values in pieces}
+        if len(shapes) > 1:
+            raise SamplerError(
+                f"stream {name!r} has values of the shapes {', '.join(map(str, shapes))} in the "
+                "turns of one row\nhint: a stream has one shape behind its first dimension"
+            )
+        aligned = _unsampled(length, pieces)
+        for turn, values in pieces:
+            aligned[turn.start - start : turn.end - start] = values
+        found[name] = aligned
+    return found
+
+
+def _unsampled(length: int, pieces: Sequence[tuple[TurnRecord, NDArray[Any]]]) -> NDArray[Any]:
+    """Return so many tokens that nobody sampled, of the type and shape of a stream's pieces."""
+    dtype = np.result_type(*(values.dtype for _, values in pieces))
+    if dtype.kind in "bu":  # these have no -1
+        dtype = np.promote_types(dtype, np.int8)
+    return np.full((length, *pieces[0][1].shape[1:]), np.nan if dtype.kind == "f" else -1, dtype)

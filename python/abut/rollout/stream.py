@@ -21,6 +21,7 @@ from abut.rollout.player import OpenPlayers, Played
 from abut.rollout.rollout import Rollout
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
+Finish: TypeAlias = Callable[[RolloutTask, Rollout], Awaitable[None]]
 
 
 class Stream:
@@ -37,6 +38,9 @@ class Stream:
         begin: called on the loop of the batch before anything is delivered; what it waits for
             holds nothing up.
         ended: gets each rollout when it has ended, on the loop of the batch.
+        finish: then awaited with each rollout, which keeps its slot until it returns. So what it
+            asks for, such as a teacher's scores, holds up playing where it is slower than that.
+            What it raises ends the stream.
         version: of the weights that sample; None if nobody counts versions.
         max_staleness: a rollout whose oldest weights are more versions behind is ended; None ends
             none.
@@ -51,6 +55,7 @@ class Stream:
         judged: int | None,
         begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
         ended: Callable[[Rollout], None] | None = None,
+        finish: Finish | None = None,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -62,6 +67,7 @@ class Stream:
         self._judged = judged
         self._begin = begin
         self._on_ended = ended
+        self._finish = finish
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._finished: asyncio.Future[None] | None = None
@@ -180,10 +186,12 @@ class Stream:
         task = group.tasks[number]
         try:
             rollout = await play_rollout(batch, task)
+            if self._on_ended is not None:
+                self._on_ended(rollout)
+            if self._finish is not None:
+                await self._finish(task, rollout)
         finally:
             slots.release()
-        if self._on_ended is not None:
-            self._on_ended(rollout)
         self._judge(batch, task, rollout)
         if group.add(number, rollout):
             await self._settle(batch, players, group.played)

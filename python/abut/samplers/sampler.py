@@ -4,9 +4,9 @@ A sampler never sees text. It gets the ids of a request and returns the ids that
 with its own logprob under the distribution it was drawn from, the stop token included.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from abut.images import ImageSpan
 
 Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
+
+VERSIONS = "versions"
+"""The stream that says which weights sampled each token, `(T,)` int64. Nobody has to ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class SampleRequest:
     `ImageSampler` with `takes_images` gets any."""
     never_token_ids: tuple[int, ...] = ()
     """Tokens that must not be drawn: their probability is 0, in the logprobs too."""
+    streams: tuple[str, ...] = ()
+    """The names that `Sample.streams` must have, from `RolloutConfig.streams`."""
 
     @property
     def where(self) -> str:
@@ -62,10 +67,11 @@ class Sample:
     with what stands behind it."""
     model_version: str | None = None
     """Of the weights that sampled it, where the sampler knows; it is recorded."""
-    versions: NDArray[np.int64] | None = None
-    """`(T,)` int64: the number of the weights that sampled each token, where the sampler knows. The
-    engine's continuous mode fills it in: with the oldest that can have, where weights change while
-    it is sampled."""
+    streams: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Arrays along the tokens by name, each `(T, …)` of numbers. Those that nobody asked for are
+    dropped. `versions` is always kept: the number of the weights that sampled each token, where the
+    sampler knows. Without it the engine's continuous mode fills it in: with the oldest weights that
+    can have sampled the token, where they change while it is sampled."""
     newest_version: int | None = None
     """Filled in by the engine: the weights that sampled when the answer came."""
 
@@ -126,16 +132,37 @@ class ForgettingSampler(Protocol):
 
 
 def check_sample(sample: object, request: SampleRequest) -> Sample:
-    """Return the sample if it is a valid answer to the request.
+    """Return the sample, with the streams that were asked for, if it answers the request.
 
     Raises:
-        SamplerError: it is not a `Sample`, or is longer than was asked for.
+        SamplerError: it is not a `Sample`, is longer than was asked for, or lacks a stream; or a
+            stream has another length or holds no numbers.
     """
     said = f"{request.where}: the sampler returned"
     if not isinstance(sample, Sample):
         raise SamplerError(f"{said} {type(sample).__name__}, not a Sample")
     if len(sample.ids) > request.max_tokens:
         raise SamplerError(f"{said} {len(sample.ids)} tokens, {request.max_tokens} allowed")
-    if sample.versions is not None and len(sample.versions) != len(sample.ids):
-        raise SamplerError(f"{said} {len(sample.ids)} tokens and {len(sample.versions)} versions")
-    return sample
+    if not (sample.streams or request.streams):
+        return sample
+    if missing := [name for name in request.streams if name not in sample.streams]:
+        raise SamplerError(
+            f"{said} no stream {missing[0]!r}, which RolloutConfig.streams names\n"
+            "hint: leave the name out, or take a sampler whose Sample.streams has it"
+        )
+    kept = {
+        name: np.asarray(values)
+        for name, values in sample.streams.items()
+        if name == VERSIONS or name in request.streams
+    }
+    for name, values in kept.items():
+        if values.ndim == 0 or len(values) != len(sample.ids):
+            raise SamplerError(
+                f"{said} {len(sample.ids)} tokens and a stream {name!r} of shape {values.shape}\n"
+                "hint: the first dimension of a stream is that of ids"
+            )
+        if values.dtype.kind not in "biuf":
+            raise SamplerError(
+                f"{said} a stream {name!r} of {values.dtype}, which is no type of numbers"
+            )
+    return replace(sample, streams=kept)

@@ -24,7 +24,7 @@ from abut.processor import PartsProcessor
 from abut.rollout.budget import Budget
 from abut.rollout.conversation import Conversation
 from abut.rollout.rollout import StopReason
-from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.sampler import VERSIONS, Sample, SampleRequest
 from abut.template.processor import ChatTemplateProcessor
 from abut.tools.tool_messages import ToolAnswers
 from tests.kit.data.trl_templates import with_template
@@ -171,7 +171,9 @@ class RandomPolicy:
 
     def _of(self, ids: Sequence[int], reason: Any, stop: str | None) -> Sample:
         logprobs = -0.25 - np.arange(len(ids), dtype=np.float32) - len(self.heard)
-        return Sample(np.array(ids, np.int64), logprobs, reason, stop_string=stop)
+        # A number for each token of the whole run, so that one in another place would show.
+        versions = {VERSIONS: 1000 * len(self.heard) + np.arange(len(ids))}
+        return Sample(np.array(ids, np.int64), logprobs, reason, stop_string=stop, streams=versions)
 
 
 @cache

@@ -16,7 +16,7 @@ from abut.gateway.play.played_agent import AgentSource
 from abut.gateway.server.gateway import Gateway
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
-from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.sampler import VERSIONS, Sample, SampleRequest
 from tests.kit.stage.rollouts import Played, Recording, Stage
 
 RUN = "run0"
@@ -166,9 +166,13 @@ def user(text: str) -> dict[str, Any]:
 
 
 def check_tree(rollout: Rollout, calls: Sequence[tuple[SampleRequest, Sample]]) -> None:
-    """Each request is a prefix of a branch, each sampled token trained once, with its logprob."""
-    rows = [rollout.columns, *(branch.columns for branch in rollout.branches)]
-    rows = [columns for columns in rows if columns is not None]
+    """Each request is a prefix of a branch, each sampled token trained once, with its logprob.
+
+    Where samples have versions, these are at the same tokens, and nowhere else.
+    """
+    holding = [row for row in (rollout, *rollout.branches) if row.columns is not None]
+    rows = [row.columns for row in holding if row.columns is not None]
+    versions = [np.full(len(c.env_mask), -1) for c in rows]
     whole = [np.concatenate([c.prompt_ids, c.completion_ids]) for c in rows]
     trained = [np.concatenate([np.zeros(len(c.prompt_ids), np.uint8), c.env_mask]) for c in rows]
     logprobs = [np.concatenate([np.zeros(len(c.prompt_ids), np.float32), c.logprobs]) for c in rows]
@@ -186,7 +190,13 @@ def check_tree(rollout: Rollout, calls: Sequence[tuple[SampleRequest, Sample]]) 
         owner = owners[0]
         assert trained[owner][start:end].all()
         explained[owner][start:end] = 1
+        if VERSIONS in sample.streams:
+            before = len(rows[owner].prompt_ids)
+            versions[owner][start - before : end - before] = sample.streams[VERSIONS]
     for mask, seen in zip(trained, explained, strict=True):
         assert mask.tolist() == seen.tolist(), "a token is trained that was not sampled there"
     for columns in rows:
         assert columns.env_mask[-1] == 1, "a row ends on a sampled token"
+    if any(VERSIONS in sample.streams for _, sample in calls):
+        for holder, of_tokens in zip(holding, versions, strict=True):
+            assert holder.streams[VERSIONS].tolist() == of_tokens.tolist()

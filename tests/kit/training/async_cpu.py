@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from abut.samplers.sampler import Sample, SampleRequest
+from abut.samplers.sampler import VERSIONS, Sample, SampleRequest
 from tests.kit.servers.fake_server import FakeServer
 from tests.kit.stage.rollouts import Talk
 from tests.kit.training.example_run import CPU
@@ -168,7 +168,7 @@ class Saying:
             np.array(ids),
             np.array(logprobs, np.float32),
             "stop" if ids[-1] in request.stop_token_ids else "length",
-            versions=np.array(versions),
+            streams={VERSIONS: np.array(versions)},
         )
 
 

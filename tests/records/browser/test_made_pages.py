@@ -11,7 +11,8 @@ import pytest
 import abut
 from abut.demo.model import ASSETS as DEMO
 from abut.records.image_folder import ImageFolder
-from abut.records.record import ROLLOUT, from_record, to_record
+from abut.records.read import from_record
+from abut.records.record import ROLLOUT, to_record
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from tests.kit.clients.page import Shown, run_copied_test
 from tests.kit.data.records import MEDIA, a_pictured_rollout, a_played_rollout

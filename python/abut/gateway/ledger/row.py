@@ -21,7 +21,6 @@ from abut.gateway.ledger.dropped_images import dropped_images
 from abut.gateway.ledger.ledger import Ledger
 from abut.messages import container_copy
 from abut.rollout.config import BranchChoice
-from abut.rollout.conversation import PolicyTurn
 from abut.rollout.image_spans import images_before
 from abut.rollout.named_rewards import (
     Auxiliary,
@@ -368,7 +367,6 @@ def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
         cause=cause,
         delivered=span.delivered,
         followed=span.followed,
-        versions=_versions(span.calls, turns[span.begin : span.end]),
         name=branch.caller.name,
         session=branch.caller.session,
         trained=branch.caller.train,
@@ -377,14 +375,3 @@ def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
         turns_before=[_record(call) for call in branch.calls[: span.begin]],
         images=images_before(branch.conversation.images, turns[span.end - 1].end),
     )
-
-
-def _versions(calls: Sequence[AgentCall], turns: Sequence[PolicyTurn]) -> Any:
-    """Return `Rollout.versions` from the first of these turns to the last."""
-    start = turns[0].start
-    of_tokens = np.full(turns[-1].end - start, -1, np.int64)
-    for call, turn in zip(calls, turns, strict=True):
-        if call.sample is None or call.sample.versions is None:
-            return ()
-        of_tokens[turn.start - start : turn.end - start] = call.sample.versions
-    return of_tokens

@@ -115,6 +115,7 @@ class ClientPolicy:
             processor,
             stop_token_ids=tuple(dict.fromkeys(stops)),
             budget=self.budget(),
+            streams=self._shared.config.streams,
         )
 
     def budget(self) -> Budget:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from abut._native import Columns
 from abut.messages import Message
 from abut.rollout.rollout import Rollout, StopReason
+from abut.samplers.sampler import VERSIONS
 from abut.trl.rows.columns import conversation_of, conversations_of, trained_branches
 
 
@@ -84,11 +85,11 @@ def rows_of_rollout(
     prompt, completion = conversation_of(rollout)
     rows = []
     for conversation, advantage in zip(conversations_of(rollout), advantages, strict=True):
-        columns, versions = conversation.columns, conversation.versions
+        columns, versions = conversation.columns, conversation.streams.get(VERSIONS)
         ids, mask, logprobs = _joined(columns)
         if advantage is None or not mask[1:].any():  # nothing predicts the first token of a row
             continue
-        trained = np.asarray(versions)[columns.env_mask == 1] if len(versions) else ()
+        trained = () if versions is None else versions[columns.env_mask == 1]
         rows.append(
             RolloutRow(
                 prompt,
