@@ -14,12 +14,28 @@ pytest.importorskip("PIL")
 pytestmark = pytest.mark.slow
 
 
+WRAPPED = {
+    "ddp": "DistributedDataParallel",
+    "fsdp2": "FSDPQwen2_5_VLForConditionalGeneration",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+}
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_a_rank_without_images_keeps_in_step(tmp_path: Path, kind: str) -> None:
-    ranks = run_ranks("images", tmp_path, kind)
-    sharded = "FSDPQwen2_5_VLForConditionalGeneration"
-    wrapped = sharded if kind == "fsdp2" else "DistributedDataParallel"
-    assert [rank["model"] for rank in ranks] == [wrapped] * 2
+    check_in_step(run_ranks("images", tmp_path, kind), kind)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_a_rank_without_images_keeps_in_step_under_deepspeed(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("deepspeed")
+    check_in_step(run_ranks("images", tmp_path, kind, DS_ACCELERATOR="cpu"), kind)
+
+
+def check_in_step(ranks: list[Any], kind: str) -> None:
+    assert [rank["model"] for rank in ranks] == [WRAPPED[kind]] * 2
     purposes = ["eval loss", "eval old", "train loss", "train old"]
     for rank, counts in zip(ranks, ([0, 2], [0]), strict=True):
         images: dict[str, Any] = {}

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 pytest.importorskip("PIL")
 
+import transformers  # noqa: E402
+
 from abut.images import Image  # noqa: E402
 from abut.template import ImageProcessor  # noqa: E402
 from tests.kit.training.image_run import (  # noqa: E402
@@ -94,6 +96,8 @@ def test_what_a_pass_without_them_would_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, control: str, least: float
 ) -> None:
     """The controls: each goes through without an error, and trains on something else."""
+    if control == "zeroed types" and transformers.__version__.startswith("4."):
+        pytest.skip("transformers 4 takes positions from ids, without types")
     right = ImageProcessor.model_inputs
 
     def wrong(self: Any, ids: Any, mask: Any, rows: Any) -> Any:

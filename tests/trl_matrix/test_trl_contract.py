@@ -72,6 +72,11 @@ def test_the_environment_has_the_version_that_is_asked_for() -> None:
     assert version("trl") == os.environ["ABUT_TRL_VERSION"]
 
 
+def test_the_environment_has_pillow() -> None:
+    """Without it the tests of rows with images would be skipped."""
+    assert version("pillow")
+
+
 def test_every_row_is_what_the_model_saw_and_sampled(run: Any) -> None:
     rows = 0
     for output in run.outputs:

@@ -17,6 +17,8 @@ def _templates() -> dict[str, str]:
         folder = resources.files("trl") / "chat_templates"
     except ModuleNotFoundError:
         return {}
+    if not folder.is_dir():  # the first versions have none
+        return {}
     return {
         f.name.removesuffix(".jinja"): f.read_text(encoding="utf-8")
         for f in folder.iterdir()

@@ -58,6 +58,9 @@ def script(rng: random.Random, task: Any) -> Any:
 
 def deepspeed_on_cpus() -> None:
     """Have accelerate heed `deepspeed`, which it passes over where it is told that it has a CPU."""
+    # An extension for ranks of one machine, which each rank would compile; gloo does without.
+    comm: Any = importlib.import_module("deepspeed.comm.torch")
+    comm.build_shm_op = lambda: None
     made = AcceleratorState.__init__
 
     def with_deepspeed(self: Any, *args: Any, deepspeed_plugin: Any = None, **named: Any) -> None:
@@ -111,9 +114,6 @@ def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> 
     if kind == "fsdp2":
         shard_on_cpus()
     if kind.startswith("zero"):
-        # An extension for ranks of one machine, which each rank would compile; gloo does without.
-        comm: Any = importlib.import_module("deepspeed.comm.torch")
-        comm.build_shm_op = lambda: None
         deepspeed_on_cpus()
     if control == "unflagged":
         pieces._without_sync = lambda trainer, model: nullcontext()  # type: ignore[assignment]
