@@ -155,6 +155,55 @@ def test_nothing_is_dropped_where_a_conversation_only_goes_on(
     assert gateway.end("a", 1.0).dropped_images == []
 
 
+@EACH
+def test_a_step_with_its_newest_screenshot_alone_drops_the_one_before(
+    gateway: Gateway, seen: tuple[Stage, Any], shows: type[Shows]
+) -> None:
+    """As browser-use asks: each step is a conversation of its own."""
+    client: Any = shows.kind(gateway, **shows.fields)
+    for step, pixels in enumerate((ONE, TWO, TWO)):
+        client.ask([shows.said(f"Step {step}", shows.image(png(pixels)))])
+    assert client.causes == [None, "new", "new"]
+    rollout = gateway.end("a", 1.0)
+    # The third step shows what the second did, so nothing is left out.
+    (dropped,) = rollout.dropped_images
+    assert (dropped.images, dropped.cause) == ((Image.of(ONE),), "new")
+    first, second = (
+        next(
+            one for one in (rollout, *rollout.branches) if one.turns[0].answer_id.endswith(f"-{k}")
+        )
+        for k in range(2)
+    )
+    assert dropped.image_tokens == first.images[0].features
+    prompt = row(second)[: second.turns[0].start]
+    shared = next(k for k, (a, b) in enumerate(zip(prompt, row(first), strict=False)) if a != b)
+    assert dropped.reread_tokens == len(prompt) - shared
+
+
+@EACH
+def test_a_conversation_beside_another_one_drops_nothing(
+    gateway: Gateway, shows: type[Shows]
+) -> None:
+    """The agent asks something else in between, and goes on with its own conversation."""
+    client: Any = shows.kind(gateway, **shows.fields)
+    history = [shows.said("What?", shows.image(png(ONE)))]
+    call = client.ask(history)
+    client.ask([shows.said("Beside:", shows.image(png(TWO)))])
+    client.ask([*history, *shows.answered(call, ["found"])])
+    assert client.causes == [None, "new"]
+    assert gateway.end("a", 1.0).dropped_images == []
+
+
+def test_another_system_prompt_is_another_agent(gateway: Gateway) -> None:
+    shows = SHOWS["chat"]
+    client: Any = shows.kind(gateway)
+    for role, pixels in (("You act.", ONE), ("You judge.", TWO)):
+        system = {"role": "system", "content": role}
+        client.ask([system, shows.said("What?", shows.image(png(pixels)))])
+    assert client.causes == [None, "new"]
+    assert gateway.end("a", 1.0).dropped_images == []
+
+
 def refusal(answer: tuple[int, Any]) -> str:
     status, body = answer
     assert status == 400, body

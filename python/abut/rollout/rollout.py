@@ -156,7 +156,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class DroppedImages:
-    """Images that an agent left out of its history, so that its conversation forked."""
+    """Images that an agent left out: of its history, which forked its conversation, or of the next
+    conversation, where each of its steps is one that replaces the last."""
 
     images: tuple[Image, ...]
     cause: BranchCause
@@ -185,7 +186,7 @@ class Rollout:
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The tokens that an agent sampled outside the conversation that became the row."""
     dropped_images: Sequence[DroppedImages] = field(default=(), compare=False)
-    """The images that an agent left out of its history, an entry for each fork."""
+    """The images that an agent left out of its history, an entry for each branch."""
     name: str | None = None
     """As in `Branch`, of the conversation that became the row. So are `session`, `row_reward` and
     `row_trained`."""

@@ -1,41 +1,48 @@
 """The images that an agent left out of its history.
 
 Invariant: nothing that a ledger has written is undone, so an image that is gone from the history is
-gone because the conversation forked: the branch before the fork has it, and the one behind has not.
+gone because another branch began: the branch before it has the image, and the new one has not.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
 from abut.gateway.ledger.branch import LedgerBranch
 from abut.images import ImageSpan
+from abut.messages import Message
 from abut.rollout.image_spans import images_before
 from abut.rollout.rollout import DroppedImages
 
 # The others do not leave out what was said: they are asked by another agent, or ask once more.
-_CAUSES = ("rewritten", "compaction", "template")
+_CAUSES = ("rewritten", "compaction", "template", "new")
+_SYSTEM = ("system", "developer")
 
 
 def dropped_images(branches: Sequence[LedgerBranch]) -> list[DroppedImages]:
-    """Return the images that the branches of a rollout have left out, one entry for each fork.
+    """Return the images that the branches of a rollout have left out, one entry for each branch.
 
     Args:
         branches: of the rollout, in the order in which they began; they no longer change.
     """
-    found = (_dropped(branch, branches[:place]) for place, branch in enumerate(branches))
+    found = (_dropped(branch, branches[:place], branches) for place, branch in enumerate(branches))
     return [dropped for dropped in found if dropped is not None]
 
 
-def _dropped(branch: LedgerBranch, earlier: Sequence[LedgerBranch]) -> DroppedImages | None:
-    """Return the images that a branch has left out of the one that it forked from."""
+def _dropped(
+    branch: LedgerBranch, earlier: Sequence[LedgerBranch], branches: Sequence[LedgerBranch]
+) -> DroppedImages | None:
+    """Return the images that a branch has left out of the one that it forked from or replaced."""
     if branch.cause not in _CAUSES or not any(other.conversation.images for other in earlier):
         return None
     shared = max((_shared_calls(branch, other) for other in earlier), default=0)
     if shared == len(branch.calls):  # its own turn was never sampled
         return None
     end, number = branch.conversation.turns[shared].start, branch.calls[shared].number
+    if branch.cause == "new":
+        earlier = _replaced(branch, number, earlier, branches)
     forked: tuple[tuple[int, int], list[ImageSpan]] | None = None
     for other in earlier:
         # The other branch as it was then: it may have gone on since.
@@ -63,6 +70,40 @@ def _dropped(branch: LedgerBranch, earlier: Sequence[LedgerBranch]) -> DroppedIm
         image_tokens=sum(span.features for span in dropped),
         reread_tokens=end - common,
     )
+
+
+def _replaced(
+    branch: LedgerBranch,
+    number: int,
+    earlier: Sequence[LedgerBranch],
+    branches: Sequence[LedgerBranch],
+) -> Sequence[LedgerBranch]:
+    """Return the last conversation that a new one may have taken the place of, if there is one.
+
+    An agent that shows its newest screenshot alone begins a conversation in each step, under the
+    same system prompt and with the same tools, and never goes back to the one before. A helper that
+    it asks in between has a prompt of its own, or the agent goes on afterwards.
+    """
+    going_on = {
+        id(other.entries[0])
+        for other in branches
+        if other.calls and other.calls[-1].number > number
+    }
+    left = [
+        (other.calls[-1].number, other)
+        for other in earlier
+        if other.calls
+        and other.frame == branch.frame
+        and other.caller == branch.caller
+        and id(other.entries[0]) not in going_on
+        and _system_messages(other) == _system_messages(branch)
+    ]
+    return [max(left, key=lambda one: one[0])[1]] if left else []
+
+
+def _system_messages(branch: LedgerBranch) -> list[Message]:
+    messages = (entry.message for entry in branch.entries)
+    return list(takewhile(lambda message: message["role"] in _SYSTEM, messages))
 
 
 def _shared_calls(branch: LedgerBranch, other: LedgerBranch) -> int:
