@@ -27,6 +27,8 @@ TREE = {
     "InvalidAction": ValueError,
     "SamplerError": RuntimeError,
     "RolloutError": RuntimeError,
+    "TeacherError": RuntimeError,
+    "TeacherUnavailable": ConnectionError,
     "MissingExtraError": ImportError,
 }
 

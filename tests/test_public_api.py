@@ -486,6 +486,9 @@ trl.AllRows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(scoring)
   trains_images
+trl.ModelTeacher(model, *, temperature=1.0)
+  open(student)
+  score(ids, positions, top_k, name)
 trl.Returns
   discount = 1.0
 trl.ScoredConversation
@@ -501,6 +504,16 @@ trl.ScoredRollout
 trl.ScoredTurn
   tokens
   reward = None
+trl.Teacher (protocol)
+  score(ids, positions, top_k, name)
+trl.TeacherScores(ids, logprobs, drawn)
+  drawn
+  ids
+  logprobs
+trl.VllmTeacher(base_urls, *, models=None, api_key=None, give_up_s=300.0, max_requests=64)
+  open(student)
+  score(ids, positions, top_k, name)
+  temperature
 trl.env_reward(completions, *, env_reward=None, rollout_stats=(), log_metric=None, \
 log_extra=None, **extras)
 trl.extend(trainer)

@@ -11,6 +11,8 @@
     ├── InvalidAction (ValueError)       an action that cannot be taken: the policy's fault
     ├── SamplerError (RuntimeError)      a sampler that failed or returned the wrong thing
     ├── RolloutError (RuntimeError)      rollouts that failed where failures are not tolerated
+    ├── TeacherError (RuntimeError)      a teacher that refused or returned the wrong thing
+    │   └── TeacherUnavailable (ConnectionError)  a teacher that did not score a row in time
     └── MissingExtraError (ImportError)  an optional dependency that is not installed
 
 Each is also the builtin exception that it stands for. Messages say what, where and both sides; a
@@ -70,6 +72,14 @@ class SamplerError(AbutError, RuntimeError):
 
 class RolloutError(AbutError, RuntimeError):
     """Rollouts that failed where the configuration does not tolerate it."""
+
+
+class TeacherError(AbutError, RuntimeError):
+    """A teacher that refused a row, cannot score the student, or returned the wrong thing."""
+
+
+class TeacherUnavailable(TeacherError, ConnectionError):
+    """A teacher did not score a row in time, and may score the next."""
 
 
 class MissingExtraError(AbutError, ImportError):

@@ -34,7 +34,8 @@ class Fleet:
         addresses: where they are.
         check: checks a server before its first request of a batch, and again after it failed.
         headers: sent with each request.
-        give_up_s: how long no server at all may be well.
+        give_up_s: how long no server at all may be well; `math.inf` leaves that to the caller.
+        check_s: how long a check may take; None: as long as `give_up_s`.
         on_restart: "raise": a server that was well and then refuses connections is an error.
     """
 
@@ -45,12 +46,14 @@ class Fleet:
         *,
         headers: Mapping[str, str],
         give_up_s: float,
+        check_s: float | None = None,
         on_restart: OnRestart,
     ) -> None:
         self._servers = [FleetServer(each.url, each.headers) for each in addresses]
         self._check = check
         self._headers = dict(headers)
         self._give_up_s = give_up_s
+        self._check_s = give_up_s if check_s is None else check_s
         self._on_restart = on_restart
         self._homes: dict[str, FleetServer] = {}
         self._session: Any = None
@@ -121,6 +124,11 @@ class Fleet:
             server.answered()
             return server, content
 
+    def troubles(self) -> str:
+        """Return a line for each server that has failed since it was last well: how."""
+        failed = (server for server in self._servers if server.troubles)
+        return "\n".join(f"  {each.url} {', then '.join(each.troubles)}" for each in failed)
+
     def forget(self, rollout_id: str) -> None:
         """Note that a rollout asks no more, so its server has one rollout fewer."""
         home = self._homes.pop(rollout_id, None)
@@ -164,9 +172,8 @@ class Fleet:
         now = time.monotonic()
         down = [now - server.down_since for server in self._servers if server.down_since]
         if len(down) == len(self._servers) and min(down) >= self._give_up_s:
-            lines = "\n".join(f"  {s.url} {', then '.join(s.troubles)}" for s in self._servers)
             raise SamplerError(
-                f"no server has answered for give_up_s={self._give_up_s:g}:\n{lines}\n"
+                f"no server has answered for give_up_s={self._give_up_s:g}:\n{self.troubles()}\n"
                 "hint: is it running, and is this its address? GET /health of a server that is "
                 "ready answers 200"
             )
@@ -189,10 +196,10 @@ class Fleet:
             if server.checked or server.rests_until > time.monotonic():
                 return server.checked
             try:
-                async with asyncio.timeout(self._give_up_s):
+                async with asyncio.timeout(self._check_s):
                     await self._check(server)
             except TimeoutError:
-                self._note(server, Unavailable(f"does not answer within {self._give_up_s:g} s"))
+                self._note(server, Unavailable(f"does not answer within {self._check_s:g} s"))
                 return False
             except Unavailable as error:
                 self._note(server, error)

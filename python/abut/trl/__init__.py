@@ -11,13 +11,20 @@ from abut.trl.rewards import env_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
 from abut.trl.rows.all_rows import AllRows, extend, grpo_trainer
 from abut.trl.streaming.worker import make_rollout_worker
+from abut.trl.teachers.model_teacher import ModelTeacher
+from abut.trl.teachers.teacher import Teacher, TeacherScores
+from abut.trl.teachers.vllm_teacher import VllmTeacher
 
 __all__ = [
     "AllRows",
+    "ModelTeacher",
     "Returns",
     "ScoredConversation",
     "ScoredRollout",
     "ScoredTurn",
+    "Teacher",
+    "TeacherScores",
+    "VllmTeacher",
     "env_reward",
     "extend",
     "from_environment_factory",

@@ -1,0 +1,1 @@
+"""Teachers, which score the tokens that a student has sampled."""
