@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -395,15 +396,22 @@ def test_a_rollout_keeps_its_slot_until_it_is_finished(stage: Stage, stream: Any
     held: list[tuple[str, asyncio.Future[None]]] = []
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def finish(task: RolloutTask, rollout: Rollout) -> None:
-        loops.append(asyncio.get_running_loop())
+    async def finish(task: RolloutTask, rollout: Rollout) -> str | None:
+        assert loops == [asyncio.get_running_loop()], "it was entered there, and before"
         assert (task.rollout_id, rollout.stop_reason) == (rollout.rollout_id, "env_done")
         held.append((task.rollout_id, loops[0].create_future()))
         await held[-1][1]
         rollout.teacher = "held"
+        return None
+
+    @asynccontextmanager
+    async def finishing() -> AsyncIterator[Any]:
+        loops.append(asyncio.get_running_loop())
+        yield finish
+        loops.clear()
 
     sampler = Recording(stage.says())
-    streaming = stream(sampler=sampler, at_once=2, finish=finish)
+    streaming = stream(sampler=sampler, at_once=2, finishing=finishing)
     assert eventually(lambda: len(held) == 2)
     assert {request.rollout_id for request, _ in sampler.calls} == {"r0-0", "r0-1"}
     assert not streaming.played
@@ -411,17 +419,53 @@ def test_a_rollout_keeps_its_slot_until_it_is_finished(stage: Stage, stream: Any
         loops[0].call_soon_threadsafe(future.set_result, None)
     assert {rollout.teacher for _, rollout in streaming.wait_for_group(0)} == {"held"}
     assert eventually(lambda: len(held) == 4)
+    streaming.stop()
+    assert not loops, "it was left"
 
 
 def test_what_finishing_raises_ends_the_batch_and_the_rollout_is_recorded(stage: Stage) -> None:
-    async def finish(task: RolloutTask, rollout: Rollout) -> None:
+    async def finish(task: RolloutTask, rollout: Rollout) -> str | None:
         raise LookupError(f"no teacher for {task.rollout_id}")
 
     recorded: list[Rollout] = []
     engine = stage.engine(Recording(stage.says()))
     with pytest.raises(LookupError, match="no teacher for r0"):
-        engine.play(stage.tasks([Talk]), on_rollout=recorded.append, finish=finish)
+        engine.play(
+            stage.tasks([Talk]), on_rollout=recorded.append, finishing=lambda: nullcontext(finish)
+        )
     assert [rollout.reward for rollout in recorded] == [1.0]
+
+
+@pytest.mark.parametrize(("most", "fails"), [(0.5, False), (0.25, True)])
+def test_rollouts_of_which_something_was_lost_are_judged(
+    stage: Stage, stream: Any, caplog: Any, most: float, fails: bool
+) -> None:
+    """One of each two is lost; none of them failed."""
+
+    async def finish(task: RolloutTask, rollout: Rollout) -> str | None:
+        return f"Lost: its row of {task.index}\nhint: wait" if task.index else None
+
+    text = (
+        "2 of 4 rollouts failed, more than max_failed_frac=0.25 allows:\n  2 x Lost: its row of 1"
+    )
+    streaming = stream(
+        config={"max_failed_frac": most}, judged=4, finishing=lambda: nullcontext(finish)
+    )
+    if not fails:
+        streaming.wait_for(4)
+        assert not any(rollout.failed for _, rollout in itertools.chain(*streaming.stop()))
+        warned = [r.getMessage() for r in caplog.records if "Others of its kind" in r.getMessage()]
+        assert len(warned) == 1
+        assert warned[0].endswith(
+            "Lost: its row of 1\nhint: wait\nOthers of its kind are logged as DEBUG."
+        )
+        return
+    with pytest.raises(RolloutError, match=text):
+        streaming.wait_for(9)
+    engine = stage.engine(Recording(stage.says()), max_failed_frac=most)
+    played, failures = engine.play(stage.tasks([Talk] * 2), finishing=lambda: nullcontext(finish))
+    with pytest.raises(RolloutError, match="1 of 2 rollouts failed"):
+        failures.judge([failures.tally(played)], most)
 
 
 def test_a_batch_counts_no_versions(stage: Stage) -> None:

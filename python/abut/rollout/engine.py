@@ -25,7 +25,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.failures import Failures
 from abut.rollout.player import Played, loop_of_players
 from abut.rollout.rollout import Rollout
-from abut.rollout.stream import Finish, Stream
+from abut.rollout.stream import Finishing, Stream
 from abut.samplers.in_process import AnySampler, EngineSampler
 
 _INTERRUPTED_S = 5.0
@@ -94,14 +94,14 @@ class Engine:
         tasks: Sequence[RolloutTask],
         *,
         on_rollout: Callable[[Rollout], None] | None = None,
-        finish: Finish | None = None,
+        finishing: Finishing | None = None,
     ) -> tuple[list[Rollout], Failures]:
         """Play all tasks, as `run`, and leave what failed to the caller's judgement.
 
         Args:
             tasks: as in `run`.
             on_rollout: as in `run`.
-            finish: see `Stream`.
+            finishing: see `Stream`.
 
         Raises:
             RolloutError: a rollout failed with `on_failure="raise"`; or the batch before was
@@ -124,7 +124,9 @@ class Engine:
             played.extend(rollout for _, rollout in group)
 
         at_once = min(self.config.max_rollouts or len(tasks), len(tasks))
-        stream = Stream([tasks], take, at_once=at_once, judged=None, ended=note, finish=finish)
+        stream = Stream(
+            [tasks], take, at_once=at_once, judged=None, ended=note, finishing=finishing
+        )
         try:
             batch = self._play(stream, at_once, loop_of_players(tasks))
         finally:

@@ -37,6 +37,7 @@ class Failures:
     def __init__(self, logged: set[str]) -> None:
         self._logged = logged
         self._causes: dict[str, BaseException] = {}
+        self._lost: dict[str, str] = {}
 
     def next(self) -> "Failures":
         """Return an empty count for the rollouts that are judged next. What was logged stays so."""
@@ -50,24 +51,43 @@ class Failures:
         """
         text = text_of(error)
         trace = getattr(error, "trace", "") or trace_of(error, own=True)
-        kind = _kind_of(text)
-        self._causes.setdefault(kind, error)
-        level, more = logging.DEBUG, ""
-        if kind not in self._logged and len(self._logged) < _LOGGED_KINDS:
-            self._logged.add(kind)
-            level = logging.WARNING
-            more = "\nOthers of its kind are logged as DEBUG; a recorder keeps them all."
+        self._causes.setdefault(_kind_of(text), error)
         said = "rollout %s, attempt %d, failed of %s\n%s%s"
+        level, more = self._level(text, "\nOthers of its kind are logged as DEBUG")
+        more = f"{more}; a recorder keeps them all." if more else ""
         logger.log(level, said, rollout_id, attempt + 1, text, trace, more)
         return text, trace
+
+    def lose(self, rollout_id: str, text: str) -> None:
+        """Count a rollout that did not fail like one that did, because a part of it was lost.
+
+        Args:
+            rollout_id: of the rollout.
+            text: what was lost, and why; the first of a kind is logged as a warning.
+        """
+        self._lost[rollout_id] = text
+        level, more = self._level(text, "\nOthers of its kind are logged as DEBUG.")
+        logger.log(level, "rollout %s: %s%s", rollout_id, text, more)
+
+    def _level(self, text: str, more: str) -> tuple[int, str]:
+        """Return the level at which to log an error, and `more` for the first of its kind."""
+        kind = _kind_of(text)
+        if kind in self._logged or len(self._logged) >= _LOGGED_KINDS:
+            return logging.DEBUG, ""
+        self._logged.add(kind)
+        return logging.WARNING, more
 
     def cause_of(self, error: str | None) -> BaseException | None:
         """Return the first error of the same kind."""
         return self._causes.get(_kind_of(error or ""))
 
     def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
-        """Count the failures among all rollouts that were played."""
-        errors = [rollout.error or "" for rollout in rollouts if rollout.failed]
+        """Count the failures among all rollouts that were played, and what was lost of others."""
+        errors = [
+            rollout.error or "" if rollout.failed else self._lost[rollout.rollout_id]
+            for rollout in rollouts
+            if rollout.failed or rollout.rollout_id in self._lost
+        ]
         kinds = Counter(map(_kind_of, errors))
         shown = {kind: _shown(kind, errors) for kind in kinds}
         hints = {kind: _hints(kind, errors) for kind in kinds}

@@ -9,7 +9,7 @@ that falls behind stops the stream instead of filling the memory.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeAlias
 
 from abut.concurrency.threads import THREADS
@@ -21,7 +21,9 @@ from abut.rollout.player import OpenPlayers, Played
 from abut.rollout.rollout import Rollout
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
-Finish: TypeAlias = Callable[[RolloutTask, Rollout], Awaitable[None]]
+Finish: TypeAlias = Callable[[RolloutTask, Rollout], Awaitable[str | None]]
+"""Completes a rollout that has ended; returns what was lost of it, or None."""
+Finishing: TypeAlias = Callable[[], AbstractAsyncContextManager[Finish]]
 
 
 class Stream:
@@ -38,9 +40,10 @@ class Stream:
         begin: called on the loop of the batch before anything is delivered; what it waits for
             holds nothing up.
         ended: gets each rollout when it has ended, on the loop of the batch.
-        finish: then awaited with each rollout, which keeps its slot until it returns. So what it
-            asks for, such as a teacher's scores, holds up playing where it is slower than that.
-            What it raises ends the stream.
+        finishing: entered on the loop of the batch before anything plays. What it yields is then
+            awaited with each rollout, which keeps its slot until then. So what it asks for, such as
+            a teacher's scores, holds up playing where it is slower than that. A rollout of which
+            something was lost is judged like one that failed. What it raises ends the stream.
         version: of the weights that sample; None if nobody counts versions.
         max_staleness: a rollout whose oldest weights are more versions behind is ended; None ends
             none.
@@ -55,7 +58,7 @@ class Stream:
         judged: int | None,
         begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
         ended: Callable[[Rollout], None] | None = None,
-        finish: Finish | None = None,
+        finishing: Finishing | None = None,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -67,7 +70,8 @@ class Stream:
         self._judged = judged
         self._begin = begin
         self._on_ended = ended
-        self._finish = finish
+        self._finishing = finishing
+        self._finish: Finish | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._finished: asyncio.Future[None] | None = None
@@ -111,6 +115,8 @@ class Stream:
         self._update()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(batch.sampler.on_batch_loop())
+            if self._finishing is not None:
+                self._finish = await stack.enter_async_context(self._finishing())
             players = OpenPlayers(batch, stack)
             try:
                 if not self._stopped:
@@ -189,7 +195,9 @@ class Stream:
             if self._on_ended is not None:
                 self._on_ended(rollout)
             if self._finish is not None:
-                await self._finish(task, rollout)
+                lost = await self._finish(task, rollout)
+                if lost is not None:
+                    batch.failures.lose(rollout.rollout_id, lost)
         finally:
             slots.release()
         self._judge(batch, task, rollout)
