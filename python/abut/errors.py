@@ -55,8 +55,12 @@ class EnvError(AbutError, RuntimeError):
 
     trace: str = ""
     """Where in the environment: the traceback of what it raised, or the place that is meant."""
-    may_pass: bool = True
+    may_pass: bool
     """False if another attempt would fail too, so that none is made."""
+
+    def __init__(self, *args: object, may_pass: bool = True) -> None:
+        super().__init__(*args)
+        self.may_pass = may_pass
 
 
 class InvalidAction(AbutError, ValueError):

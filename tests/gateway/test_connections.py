@@ -215,3 +215,25 @@ def test_64_rollouts_share_one_client_and_none_fails(stage: Stage) -> None:
     played = play_agents(stage, *[Solves()] * 64, **limits)
     assert [rollout.error for rollout in played.rollouts if rollout.failed] == []
     assert [len(rollout.turns) for rollout in played.rollouts] == [3] * 64
+
+
+def test_a_pool_with_the_run_s_key_loses_no_connection_between_rollouts(
+    stage: Stage, hf_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is closed looks open for a moment, and would lose the next rollout's request."""
+    httpx = pytest.importorskip("httpx2")  # of the openai that tests have
+    monkeypatch.setattr(connections_module, "TICK_S", 0.001)
+    limits = httpx.Limits(keepalive_expiry=None)
+    with (
+        serving(says(stage), hf_tokenizer) as gateway,
+        httpx.Client(limits=limits, timeout=60) as pool,
+    ):
+        connections = gateway.registry.connections
+        for rollout in map(str, range(20)):
+            headers = {"Authorization": f"Bearer {gateway.key}", "x-abut-rollout": rollout}
+            url = gateway.base_url + "/chat/completions"
+            assert pool.post(url, json=BODY, headers=headers).status_code == 200
+            gateway.end(rollout)
+            passed = connections.ticks
+            assert eventually(lambda passed=passed: connections.ticks > passed + 2 * IDLE_TICKS)
+            assert len(connections) == 1

@@ -129,6 +129,20 @@ def test_extras_are_columns(run: Any) -> None:
         assert said == [a and b for a, b in zip(of_talks, kinds, strict=True)]
 
 
+def test_agents_can_pass_on_the_trainer_s_sampling(run: Any) -> None:
+    sampling, args = run.rollout_func._tasks.route.gateway.sampling, run.trainer.args
+    assert sampling == {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p or 0.0,
+        "max_tokens": 100,
+    }
+    with pytest.raises(TypeError):
+        sampling["temperature"] = 2.0
+    assert Gateway().sampling == {}
+
+
 def test_records_have_what_agents_said(run: Any) -> None:
     records = list(read_records(run.folder / "rollouts.jsonl"))
     assert len(records) == 64

@@ -263,7 +263,8 @@ class Serving(Generic[T]):
             entered = self._entered = loop.create_future()
             self._over = asyncio.Event()
             task = self._task = loop.create_task(self._serve(entered, self._over))
-        await asyncio.wait({task, entered}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {task, entered}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not entered.done():
             self._task = None
             task.result()  # raises, because a task that has entered settles `entered`
@@ -276,9 +277,10 @@ class Serving(Generic[T]):
             Exception: what it raises where it is left.
         """
         task, self._task = self._task, None
-        if task is not None and task.get_loop() is asyncio.get_running_loop():
-            self._over.set()
-            await task
+        if task is None or task.cancelled() or task.get_loop() is not asyncio.get_running_loop():
+            return
+        self._over.set()
+        await task
 
     async def _serve(self, entered: "asyncio.Future[T]", over: asyncio.Event) -> None:
         async with self._context() as value:

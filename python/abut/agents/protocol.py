@@ -5,16 +5,13 @@ the gateway, which keeps what was said exact to the token.
 """
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from abut.agents.clients import ClientKind, codex_args, variables_of
-from abut.envs.foreign import placed
 from abut.envs.task import RolloutTask
-from abut.errors import EnvError
 from abut.messages import Message
 
 AgentFunction: TypeAlias = Callable[..., Any]
@@ -167,8 +164,8 @@ class Agent(Protocol):
 
     One may do more, each once for each batch that it plays in: see `StartingAgent`,
     `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. What `start` and `settle` raise ends the
-    batch. One whose calls have sessions is a `SessionAgent`, one with a limit of calls a
-    `LimitedAgent`.
+    batch. One that keeps something open from batch to batch is a `ClosingAgent`. One whose calls
+    have sessions is a `SessionAgent`, one with a limit of calls a `LimitedAgent`.
 
     One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
     rollout is then played by what that returns, whose `close()` gives it back.
@@ -215,6 +212,18 @@ class StoppingAgent(Protocol):
 
 
 @runtime_checkable
+class ClosingAgent(Protocol):
+    """An agent that keeps something open from batch to batch, such as servers of tools."""
+
+    async def close(self) -> None:
+        """End it: once, when the gateway stops or the process ends, also after `start` has raised.
+
+        It runs on the event loop of `start` and `run`, but not in their task.
+        """
+        ...
+
+
+@runtime_checkable
 class SessionAgent(Protocol):
     """An agent whose clients say by a header which session a call belongs to.
 
@@ -248,6 +257,11 @@ class JudgingAgent(Protocol):
     judge: str | None
 
 
+def is_closing(agent: Any) -> TypeGuard[ClosingAgent]:
+    """Return whether it is a `ClosingAgent`; the `close` of a pool is not async, and not meant."""
+    return inspect.iscoroutinefunction(getattr(agent, "close", None))
+
+
 def is_agent(env: Any) -> bool:
     """Return whether it is an agent; the class of an agent is not."""
     return isinstance(env, Agent) and not inspect.isclass(env)
@@ -256,100 +270,6 @@ def is_agent(env: Any) -> bool:
 def name_of(agent: Agent) -> str:
     """Return the name of an agent in errors."""
     return getattr(agent, "__name__", type(agent).__name__)
-
-
-def result_of(
-    returned: Any,
-    name: str,
-    where: str,
-    *,
-    on_nan: Callable[[], None] | None = None,
-    nan: float | None = None,
-) -> AgentResult:
-    """Return an agent's result, with rewards that are finite or None.
-
-    Args:
-        returned: by `run`.
-        name: what errors call the agent.
-        where: the place of its code, for the error.
-        on_nan: called where a reward is not finite, which few mean.
-        nan: what such a reward becomes.
-
-    Raises:
-        EnvError: it is no reward.
-    """
-    result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
-
-    try:
-        _check_result(result)
-        try:
-            reward = score_of(result.reward, on_nan=on_nan, nan=nan)
-        except TypeError:
-            raise placed(
-                EnvError(
-                    f"{name} returned {type(result.reward).__name__}: expected a number, None or "
-                    "an AgentResult\nhint: return the reward; None says that there is no score"
-                ),
-                where,
-            ) from None
-        rewards = {
-            key: score_of(value, on_nan=on_nan, nan=nan) for key, value in result.rewards.items()
-        }
-    except (TypeError, ValueError) as error:
-        raise placed(EnvError(f"{name}: {error}"), where) from None
-    return AgentResult(
-        reward,
-        dict(result.extras),
-        result.messages,
-        result.measured,
-        rewards=rewards,
-        names=dict(result.names),
-    )
-
-
-def score_of(
-    value: Any,
-    what: str = "AgentResult.rewards",
-    *,
-    on_nan: Callable[[], None] | None = None,
-    nan: float | None = None,
-) -> float | None:
-    """Return a reward of `what` as a float, or None; see `result_of`.
-
-    Raises:
-        TypeError: it is not a number.
-    """
-    try:
-        number = None if value is None else float(value)
-    except OverflowError:
-        number = math.inf
-    except Exception:
-        raise TypeError(
-            f"{what} has a value of type {type(value).__name__}: expected a number or None"
-        ) from None
-    if number is None or math.isfinite(number):
-        return number
-    if on_nan is not None:
-        on_nan()
-    return nan
-
-
-def _check_result(result: AgentResult) -> None:
-    for attribute, what in (("extras", "names"), ("rewards", "texts as keys"), ("names", "texts")):
-        value = getattr(result, attribute)
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise ValueError(f"AgentResult.{attribute} must be a dict with {what}")
-    messages = result.messages
-    if messages is not None and not all(isinstance(message, Mapping) for message in messages):
-        raise ValueError("AgentResult.messages must be a list of messages")
-    if not isinstance(result.measured, bool):
-        raise ValueError(
-            f"AgentResult.measured is {result.measured!r}, expected True or False\n"
-            "hint: False says that nothing was measured"
-        )
-    for name in result.names.values():
-        if not is_name(name):
-            raise ValueError(f"AgentResult.names has the name {name!r}\nhint: {NAME_HINT}")
 
 
 def session_header_of(agent: Any) -> str | None:

@@ -129,15 +129,16 @@ class DaemonLoop(LoopTasks):
         self._state = _LoopState()
         weakref.finalize(self, _discard, self._loop, self._state)
 
-    def open(self) -> None:
-        """Go on, on a thread; do nothing if it runs already."""
+    def open(self) -> bool:
+        """Go on, on a thread; do nothing and return False if it runs already."""
         with self._lock:
             if self._thread is not None:
-                return
+                return False
             self._state.runs = True
             run = functools.partial(_run_until_closed, self._loop, self._tasks, self._state)
             self._thread = threading.Thread(target=run, name=self._name, daemon=True)
             self._thread.start()
+            return True
 
     def tasks(self) -> LoopTasks:
         """Return a runner of tasks on this loop, which are cancelled apart from its own."""

@@ -12,10 +12,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal
 
 from abut._native import Tokenizer
+from abut.agents.dataset_agent import choose, json_dataset
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
-from abut.eval_protocol.loaded_test import LoadedTest, dataset_of, load_test, row_of
+from abut.eval_protocol.loaded_test import ROW, LoadedTest, json_row_of, load_test, row_of
 from abut.eval_protocol.players import Player, player_of
 from abut.eval_protocol.row_log import RowLog
 from abut.eval_protocol.scorer import Score, Scorer
@@ -106,18 +107,24 @@ class EvalTest:
         self._scores: dict[str, Score] = {}
         self._slots: AbstractAsyncContextManager[Any] = nullcontext()
 
-    def dataset(self) -> Any:
+    def dataset(self, n: int | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
         """Return the test's rows as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
 
-        Its columns: `prompt`, for people; `row_id`; `environment`, this agent's name, for a `dict`
-        of environments; and the row itself.
+        Its columns: `prompt`, for people; `environment`, this agent's name, for a `dict` of
+        environments; `row_id`; and the row itself.
+
+        Args:
+            n: how many rows; None: all.
+            shuffle: whether the rows and their order are random.
+            seed: the same seed gives the same rows.
 
         Raises:
             ValueError: there are no rows, or a row cannot be restored from JSON.
         """
         if self._test is None:
             raise ValueError(f"{self.name} has no rows of its own: the dataset is the trainer's")
-        return dataset_of(self._test.rows(), self.name)
+        rows = choose(self._test.rows(), n, shuffle=shuffle, seed=seed)
+        return json_dataset(map(json_row_of, rows), ROW, self.name)
 
     async def start(self, gateway: Any) -> None:
         """Prepare scorer and player for a batch."""

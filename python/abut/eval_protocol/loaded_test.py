@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abut.envs.signatures import UnplayableRow
+from abut.agents.dataset_agent import JsonRow, preview, row_text
 from abut.envs.task import RolloutTask
 from abut.eval_protocol.imports import require_package
 
@@ -193,28 +193,18 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def dataset_of(rows: Sequence[Any], name: str) -> Any:
-    """Return a `datasets.Dataset` with the columns `prompt`, `row_id`, `environment` and the row.
-
-    The row is one JSON text, because Arrow would add a null for each key that only other rows have.
+def json_row_of(row: Any) -> JsonRow:
+    """Return a row of the dataset.
 
     Args:
-        rows: `EvaluationRow`s with ids.
-        name: the value of the column `environment`.
+        row: an `EvaluationRow` with an id.
 
     Raises:
-        ValueError: a row cannot be restored from JSON.
+        ValueError: the row cannot be restored from JSON.
     """
-    from datasets import Dataset
-
-    return Dataset.from_dict(
-        {
-            "prompt": [_preview(row) for row in rows],
-            "row_id": [row.input_metadata.row_id for row in rows],
-            "environment": [name] * len(rows),
-            ROW: [_text_of(row) for row in rows],
-        }
-    )
+    row_id = row.input_metadata.row_id
+    prompt = preview(((one.role, one.content) for one in row.messages), otherwise=str(row_id))
+    return JsonRow(prompt, _text_of(row), {"row_id": row_id})
 
 
 def row_of(task: RolloutTask, name: str) -> Any:
@@ -225,12 +215,7 @@ def row_of(task: RolloutTask, name: str) -> Any:
     """
     from eval_protocol.models import EvaluationRow
 
-    text = task.columns.get(ROW)
-    if not isinstance(text, str):
-        hint = f"train_dataset=eval_test(…).dataset() has it, for {name}"
-        if ROW in task.removed_columns:
-            hint = "the trainer took it out: leave remove_unused_columns=True out"
-        raise UnplayableRow(f"{name} needs the column {ROW!r} of its dataset\nhint: {hint}")
+    text = row_text(task, ROW, name, dataset="eval_test(…).dataset()")
     return EvaluationRow.model_validate_json(text)
 
 
@@ -245,21 +230,3 @@ def _text_of(row: Any) -> str:
             "hint: lists, dicts with texts as keys, texts, numbers and booleans can"
         )
     return text
-
-
-def _preview(row: Any) -> str:
-    """Return a row's messages as text, for TRL's tables of completions."""
-    said = [message for message in row.messages if text_of(message)]
-    if len(said) == 1:
-        return text_of(said[0])
-    lines = [f"{message.role}: {text_of(message)}" for message in said]
-    return "\n\n".join(lines) or str(row.input_metadata.row_id)
-
-
-def text_of(message: Any) -> str:
-    """Return the text of a message, without images and the like."""
-    content = message.content
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = [part if isinstance(part, Mapping) else part.model_dump() for part in content]
-    return "".join(str(part.get("text") or "") for part in parts)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from abut.agents.dataset_agent import rollout_info
 from abut.envs.task import RolloutTask
 from abut.errors import text_of
 from abut.eval_protocol.imports import require_package
@@ -218,8 +219,8 @@ def ended_row(
 
 
 def _add_info(row: Any, task: RolloutTask, **more: str) -> None:
-    info = {"step": task.step, "group": task.group, "generation": task.member, "mode": task.mode}
-    row.input_metadata.dataset_info = {**(row.input_metadata.dataset_info or {}), **info, **more}
+    info = {**(row.input_metadata.dataset_info or {}), **rollout_info(task), **more}
+    row.input_metadata.dataset_info = info
 
 
 def token_debug(rollout: Rollout, decode: Decode) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import asyncio
 import copy
 import inspect
 import logging
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from abut.agents.dataset_agent import finite
 from abut.concurrency.clock import Deadline, DeadlineExpired
 from abut.concurrency.forked_call import ForkedCall
 from abut.concurrency.loop import is_cancelled
@@ -229,21 +229,11 @@ def _score_of(row: Any) -> Score:
     result = row.evaluation_result
     if result is None:
         return Score(None, row, why_not="the test set no evaluation_result")
-    metrics = {
-        name: float(metric.score)
-        for name, metric in (result.metrics or {}).items()
-        if metric.is_score_valid and _is_finite(metric.score)
-    }
+    said = result.metrics or {}
+    numbers = {name: finite(one.score) for name, one in said.items() if one.is_score_valid}
+    metrics = {name: number for name, number in numbers.items() if number is not None}
     if not result.is_score_valid:
         why = f"the score is not valid: {result.reason or 'no reason'}"
         return Score(None, row, metrics, why)
-    if not _is_finite(result.score):
-        return Score(None, row, metrics, f"the score is {result.score}")
-    return Score(float(result.score), row, metrics)
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except (TypeError, OverflowError):
-        return False
+    score = finite(result.score)
+    return Score(score, row, metrics, f"the score is {result.score}" if score is None else None)

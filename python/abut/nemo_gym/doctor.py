@@ -25,7 +25,7 @@ from abut.nemo_gym.checks import (
     server_findings,
 )
 from abut.nemo_gym.head import Head
-from abut.nemo_gym.rows import File, lines_of
+from abut.nemo_gym.rows import AGENT, File, lines_of
 from abut.nemo_gym.scripted_rollout import ScriptedPolicy, Template, probe, template_of, writing_of
 from abut.nemo_gym.servers import Servers
 from abut.pretrained import load_hf_tokenizer
@@ -112,11 +112,11 @@ def doctor(
         except (ValueError, OSError) as error:
             yield _of_error(error)
             continue
-        agents = sorted({line.agent for line in lines})
+        agents = sorted({line.columns[AGENT] for line in lines})
         yield Finding("ok", f"{path}: {len(lines)} rows of {', '.join(agents)}")
         yield from row_findings(json.loads(line.text) for line in lines)
         for line in lines:
-            rows.setdefault(line.agent, json.loads(line.text))
+            rows.setdefault(line.columns[AGENT], json.loads(line.text))
     looked = list(rows) or ([] if datasets else servers.agents)
     live = []
     for name in looked:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from abut.agents.dataset_agent import json_dataset
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS, work_done
 from abut.envs.signatures import UnplayableRow
@@ -22,7 +23,7 @@ from abut.nemo_gym.doctor import findings_of_batch
 from abut.nemo_gym.head import Head
 from abut.nemo_gym.rows import AGENT, ROW, File, check_weights, lines_of, mixed, row_of
 from abut.nemo_gym.run_request import RunSession, expected_of, run_request
-from abut.nemo_gym.run_result import Outcome, RunResult, failed, read_result, settled, unheard
+from abut.nemo_gym.run_result import Outcome, RunResult, read_result, settled, unheard
 from abut.nemo_gym.servers import PlayedBy, Servers
 from abut.pickling import stays
 from abut.rollout.rollout import Rollout
@@ -117,8 +118,6 @@ class NemoGym:
             ValueError: a line is not a row, or its agent does not exist; names the line and the
                 agents that exist.
         """
-        from datasets import Dataset
-
         files = [jsonl] if isinstance(jsonl, str | os.PathLike) else list(jsonl)
         if not files:
             raise ValueError("jsonl names no file")
@@ -131,15 +130,8 @@ class NemoGym:
         read = [lines_of(f, servers, a) for f, a in zip(files, agents, strict=True)]
         lines = list(mixed(read, weights))
         for line in lines:
-            self._examples.setdefault(line.agent, line.text)
-        return Dataset.from_dict(
-            {
-                "prompt": [line.prompt for line in lines],
-                "environment": [self.name] * len(lines),
-                AGENT: [line.agent for line in lines],
-                ROW: [line.text for line in lines],
-            }
-        )
+            self._examples.setdefault(line.columns[AGENT], line.text)
+        return json_dataset(lines, ROW, self.name)
 
     async def start(self, gateway: Gateway) -> None:
         """Ask the head where its agents are; before the first batch, check its configuration.
@@ -239,7 +231,7 @@ class NemoGym:
             servers = await THREADS.ask(self._head.servers)
             trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
         if trouble is not None:
-            raise failed(f"agent {agent} of {self.name} cannot play: {trouble}", may_pass=False)
+            raise EnvError(f"agent {agent} of {self.name} cannot play: {trouble}", may_pass=False)
         return servers.of(agent)
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
@@ -308,7 +300,7 @@ class NemoGym:
             if not clock.expired():
                 raise
             limit = f"batch_timeout_s={self._batch_timeout_s:g}"
-            error = failed(f"{where} was still playing when {limit} was over", may_pass=False)
+            error = EnvError(f"{where} was still playing when {limit} was over", may_pass=False)
             raise error from None
         except OSError as error:
             self._head.forget()

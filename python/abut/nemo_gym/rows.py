@@ -10,8 +10,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from abut.agents.dataset_agent import JsonRow, content_text, row_text
+from abut.agents.dataset_agent import preview as text_preview
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.nemo_gym.servers import Servers
@@ -24,21 +26,12 @@ PARAMS = "responses_create_params"
 
 File: TypeAlias = str | os.PathLike[str]
 
-_PREVIEW_CHARS = 2000
 _EXTRA = "extra_body"
 # An escape that may be half a surrogate pair. Characters that are not escaped are whole.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class Line(NamedTuple):
-    """One row of a file."""
-
-    text: str
-    agent: str
-    prompt: str
-
-
-def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
+def lines_of(path: File, servers: Servers, agent: str | None) -> list[JsonRow]:
     """Return the rows of a file, each with its agent.
 
     Args:
@@ -65,7 +58,7 @@ def lines_of(path: File, servers: Servers, agent: str | None) -> list[Line]:
             except ValueError as error:
                 hint = "" if "hint:" in str(error) else _hint(str(error))
                 raise ValueError(f"{path}, line {number}: {error}{hint}") from None
-            found.append(Line(text, name, preview(row)))
+            found.append(JsonRow(preview(row), text, {AGENT: name}))
     if not found:
         raise ValueError(f"{path} has no rows")
     return found
@@ -130,7 +123,7 @@ def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     items = said if isinstance(said, list) else []
     if not all(isinstance(item, Mapping) and isinstance(item.get("role"), str) for item in items):
         return []
-    return [{"role": item["role"], "content": _text_of(item)} for item in items]
+    return [{"role": item["role"], "content": content_text(item.get("content"))} for item in items]
 
 
 def mixed(files: Sequence[Sequence[Any]], weights: Sequence[float] | None) -> Iterator[Any]:
@@ -175,18 +168,13 @@ def row_of(task: RolloutTask, name: str) -> tuple[dict[str, Any], str | None]:
     Raises:
         UnplayableRow: the task has no row.
     """
-    text, agent = task.columns.get(ROW), task.columns.get(AGENT)
-    if isinstance(text, str):
-        row = json.loads(text)
-    elif PARAMS in task.columns or "task_input" in task.columns:
+    agent = task.columns.get(AGENT)
+    has_text = isinstance(task.columns.get(ROW), str)
+    if not has_text and not {PARAMS, "task_input"}.isdisjoint(task.columns):
         row = without_nulls({k: v for k, v in task.columns.items() if k not in ("prompt", AGENT)})
     else:
-        hint = f"train_dataset={name}.dataset('train.jsonl') has it"
-        if {ROW, PARAMS} & {*task.removed_columns}:
-            hint = "the trainer took it out: leave remove_unused_columns=True out"
-        raise UnplayableRow(
-            f"{name} needs the column {ROW!r}, or {PARAMS!r} and what else a row has\nhint: {hint}"
-        )
+        column = PARAMS if PARAMS in task.removed_columns else ROW
+        row = json.loads(row_text(task, column, name, dataset=f"{name}.dataset('train.jsonl')"))
     try:
         check_row(row)
     except ValueError as error:
@@ -239,22 +227,11 @@ def preview(row: Mapping[str, Any]) -> str:
     """Return a row's messages as text, for TRL's tables of completions."""
     said = params_of(row)["input"]
     if isinstance(said, str):
-        return said[:_PREVIEW_CHARS]
-    messages = [item for item in said if isinstance(item, Mapping) and _text_of(item)]
-    if len(messages) == 1:
-        return _text_of(messages[0])[:_PREVIEW_CHARS]
-    text = "\n\n".join(
-        f"{item.get('role', item.get('type'))}: {_text_of(item)}" for item in messages
+        return text_preview([("user", said)])
+    items = [item for item in said if isinstance(item, Mapping)]
+    return text_preview(
+        (str(item.get("role", item.get("type"))), item.get("content")) for item in items
     )
-    return text[-_PREVIEW_CHARS:]
-
-
-def _text_of(item: Mapping[str, Any]) -> str:
-    content = item.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
 
 
 def _hint(said: str) -> str:

@@ -7,7 +7,6 @@ None, never 0.0.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abut.agents.dataset_agent import finite
 from abut.errors import EnvError
 from abut.gateway.ledger.unnamed import Unnamed
 from abut.rollout.rollout import Rollout, StopReason
@@ -72,17 +72,16 @@ def read_result(agent: str, status: int, body: bytes) -> RunResult:
     except (ValueError, RecursionError):
         value = body.decode(errors="replace")
     if status != 200:
-        raise failed(
-            f"agent {agent} answered {status}: {inner_error(value)}",
+        raise EnvError(
+            f"agent {agent} answered {status}: {inner_error(value)}{_hint(status, value)}",
             may_pass=status >= 500 and not _lacks_field(value),
-            hint=_hint(status, value),
         )
     if not isinstance(value, dict):
-        raise failed(f"agent {agent} answered 200 without a JSON object", may_pass=True)
+        raise EnvError(f"agent {agent} answered 200 without a JSON object")
     if "episode_id" in value and ("result" in value or "failure" in value):
         value = _of_episode(agent, value)
     if value.get("_ng_failure_class") is not None:
-        raise failed(
+        raise EnvError(
             f"agent {agent} failed, {value['_ng_failure_class']!s:.80} in its stage "
             f"{value.get('_ng_failure_stage')!s:.80}: "
             f"{inner_error(value.get('_ng_failure_message'))}",
@@ -90,7 +89,7 @@ def read_result(agent: str, status: int, body: bytes) -> RunResult:
         )
     reward, masked = value.get("reward"), _is_masked(value)
     if not masked and not _is_number(reward):
-        raise failed(f"agent {agent} answered with reward={reward!r:.80}", may_pass=True)
+        raise EnvError(f"agent {agent} answered with reward={reward!r:.80}")
     response = value.get("response")
     response = response if isinstance(response, Mapping) else {}
     return RunResult(
@@ -137,7 +136,7 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
             "_ng_failure_stage": failure.get("stage"),
         }
     if not isinstance(result, dict):
-        raise failed(f"agent {agent} answered with neither result nor failure", may_pass=True)
+        raise EnvError(f"agent {agent} answered with neither result nor failure")
     return result
 
 
@@ -159,12 +158,7 @@ def _components(value: Any) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer of JSON may be larger than any float
-        return False
+    return not isinstance(value, bool) and finite(value) is not None
 
 
 def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
@@ -181,13 +175,6 @@ def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
                 OverflowError,
             ):  # not ids: in no ledger
                 yield np.asarray([-1]), 0
-
-
-def failed(message: str, *, may_pass: bool, hint: str = "") -> EnvError:
-    """Return the error of a rollout that failed; `may_pass`: another attempt may succeed."""
-    error = EnvError(message + hint)
-    error.may_pass = may_pass
-    return error
 
 
 def _lacks_field(value: Any) -> bool:
@@ -279,7 +266,7 @@ def unheard(agent: str, unnamed: Unnamed) -> EnvError:
             "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
             "rollout of a prompt at a time"
         )
-    return failed(said, may_pass=False, hint=f"\nhint: {hint}")
+    return EnvError(f"{said}\nhint: {hint}", may_pass=False)
 
 
 def _requests(count: int) -> str:

@@ -17,8 +17,9 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+from abut.agents.checked_result import result_of
 from abut.agents.function_agent import FunctionAgent, place_of_agent
-from abut.agents.protocol import Endpoint, name_of, result_of
+from abut.agents.protocol import Endpoint, name_of
 from abut.concurrency.loop import KeptLoop
 from abut.envs.foreign import AGENT, close_async_env, close_env, placed, raised_by_env
 from abut.envs.guarded import EnvState, GuardedEnv, env_attribute, is_async, make_env

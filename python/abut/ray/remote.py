@@ -51,8 +51,8 @@ class RemoteLoan(Loan[Lease]):
             return answer
         if answer.is_row:
             raise UnplayableRow(answer.text)
-        error = EnvError(answer.text)
-        error.trace, error.may_pass = answer.trace, answer.may_pass
+        error = EnvError(answer.text, may_pass=answer.may_pass)
+        error.trace = answer.trace
         raise error
 
 

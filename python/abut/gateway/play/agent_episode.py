@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from abut.agents import function_agent
+from abut.agents.checked_result import result_of
 from abut.agents.function_agent import FunctionAgent, kind_of, place_of_agent
-from abut.agents.protocol import Agent, AgentResult, Endpoint, result_of
+from abut.agents.protocol import Agent, AgentResult, Endpoint
 from abut.concurrency.clock import TimeLimit
 from abut.concurrency.loop_watch import WatchedCall
 from abut.concurrency.threads import THREADS, CallQueue
@@ -179,9 +180,8 @@ class AgentEpisode:
         if not self.ledger.calls:
             return raised
         text, hint, rest = str(raised).partition("\nhint: ")
-        after = EnvError(f"{text} (after {self.ledger.answered_calls} calls){hint}{rest}")
-        after.may_pass = raised.may_pass
-        return placed(after, raised.trace)
+        said = f"{text} (after {self.ledger.answered_calls} calls){hint}{rest}"
+        return placed(EnvError(said, may_pass=raised.may_pass), raised.trace)
 
     def _time_is_over(self) -> None:
         seconds = self._batch.config.rollout_timeout_s
@@ -199,8 +199,8 @@ class AgentEpisode:
         try:
             RewardKeys.of(row, of_turns=self._rewards_turns).check(row.rewards, row.names)
         except ValueError as error:
-            unknown = EnvError(f"{self._name}: {error}")
-            unknown.may_pass = False  # another attempt would return the same keys
+            # Another attempt would return the same keys.
+            unknown = EnvError(f"{self._name}: {error}", may_pass=False)
             raise placed(unknown, self.where()) from None
         return row
 
@@ -210,22 +210,20 @@ class AgentEpisode:
         if any(branch.delivered_calls for branch in ledger.branches):
             if last or any(branch.caller.train for branch in ledger.branches):
                 return EnvError(f"no call of {name} that is trained was answered{last}")
-            untrained = EnvError(
+            return EnvError(
                 f"all calls of {name} have names with train=False, so there is nothing to train\n"
                 "hint: endpoint.named(…, train=False) is for judges; let the agent itself ask at "
-                "its endpoint, or under a name with train=True"
+                "its endpoint, or under a name with train=True",
+                may_pass=False,
             )
-            untrained.may_pass = False
-            return untrained
         if ledger.calls:
             return EnvError(f"none of the {len(ledger.calls)} calls of {name} was answered{last}")
         if ledger.refused in LIMITS:
-            refused = EnvError(
+            return EnvError(
                 f"the first call of {name} was refused, for {ledger.refused}: its prompt alone is "
-                "too long\nhint: leave such rows out, or raise the limit"
+                "too long\nhint: leave such rows out, or raise the limit",
+                may_pass=False,
             )
-            refused.may_pass = False
-            return refused
         if ledger.refusal is not None:
             return EnvError(f"every call of {name} was refused; the last one: {ledger.refusal}")
         return EnvError(

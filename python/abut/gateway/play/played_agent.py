@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
+from abut.agents.checked_result import result_of, score_of
 from abut.agents.function_agent import kind_of
 from abut.agents.protocol import (
     Agent,
@@ -13,10 +14,9 @@ from abut.agents.protocol import (
     SettlingAgent,
     StartingAgent,
     StoppingAgent,
+    is_closing,
     max_calls_of,
     name_of,
-    result_of,
-    score_of,
     session_header_of,
 )
 from abut.concurrency.loop import LoopTasks
@@ -119,6 +119,9 @@ class PlayedAgent(AgentPlayer):
         )
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
         agent = self._agent
+        if is_closing(agent):
+            loop = batch.env_loops.of(kind_of(self._agent), self.__name__, is_agent=True)
+            await self._gateway.agents.use(agent, self.__name__, loop)
         if isinstance(agent, StartingAgent):
             await self._ask(batch, "start", lambda: agent.start(self._gateway))
         try:

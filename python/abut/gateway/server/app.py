@@ -235,8 +235,11 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         ledger, asked, digest = read
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
-        if connection is not None and _FORWARDED not in request.headers:
-            request.app[_REGISTRY].connections.note(connection, ledger.rollout_id)
+        connections = request.app[_REGISTRY].connections
+        if connection is not None and access.opens_all:
+            connections.share(connection)
+        elif connection is not None and _FORWARDED not in request.headers:
+            connections.note(connection, ledger.rollout_id)
         return await _respond(request, _dialect(request), ledger, asked, digest)
 
 

@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self.is_left = False
         """True once the only rollout that used it has ended."""
         self.is_shared = False
-        """True if several rollouts have used it: their client outlives each of them."""
+        """True if it is not one rollout's alone: its client outlives each rollout."""
         self._connections = connections
         self._state: State = "head"
         self._ticks = 0
@@ -146,11 +146,15 @@ class Connections:
         if connection.used_by == rollout_id or connection.is_shared:
             return
         if connection.used_by is not None or connection.is_left:
-            self._no_more_of(connection)
-            connection.is_shared, connection.is_left = True, False
+            self.share(connection)
         elif connection in self._open:
             connection.used_by = rollout_id
             self._of[rollout_id].add(connection)
+
+    def share(self, connection: Connection) -> None:
+        """Leave a connection open on which the run's key came: its client asks for any rollout."""
+        self._no_more_of(connection)
+        connection.is_shared, connection.is_left = True, False
 
     def end(self, rollout_id: str) -> None:
         """Let the connections that no other rollout has used be closed once they are idle."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from abut.address import Address
@@ -28,6 +29,7 @@ from abut.gateway.dialects.responses import Responses, ResponsesRewrite
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.refusal import Refusal
 from abut.gateway.server.client_policy import shared_sampler
+from abut.gateway.server.open_agents import OpenAgents
 from abut.gateway.server.registry import MODEL, MOST_BODY_BYTES, Registry
 from abut.gateway.server.results import checked_result
 from abut.gateway.server.standalone import Standalone
@@ -44,6 +46,8 @@ Rewrite: TypeAlias = Literal[ChatRewrite, ResponsesRewrite, AnthropicRewrite, Ge
 """A change that a client is known to make to an answer of the policy."""
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+"""The settings that agents pass on, see `Gateway.sampling`."""
 _START_S = 30.0
 _OPEN_FILES = 65536
 _CLOSE_S = 2.0
@@ -162,6 +166,8 @@ class Gateway:
         """The live rollouts, for the routes and the batches."""
         if session_header is not None:
             self.registry.session_headers.add(session_header)
+        self.agents = OpenAgents()
+        """The agents that are closed when it stops."""
         self._lock = threading.Lock()
         self._listening: Any = None
         self._url = ""
@@ -239,6 +245,17 @@ class Gateway:
         return self.registry.key
 
     @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The trainer's sampling settings, for agents whose clients must send some.
+
+        `temperature`, `top_p`, `top_k`, `min_p`, and `max_tokens` of a completion, as far as the
+        trainer sets them; read-only. Empty before the first batch, and without a trainer. The
+        gateway samples by them whatever a request says.
+        """
+        settings = self.registry.settings
+        return MappingProxyType({name: settings[name] for name in SAMPLING if name in settings})
+
+    @property
     def base_url(self) -> str:
         """The address for clients that name their rollout themselves; it ends in `/v1`.
 
@@ -298,7 +315,8 @@ class Gateway:
             atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stop listening, and end what is live."""
+        """Close agents that have a `close`, stop listening, and end what is live."""
+        self.agents.close()
         with self._lock:
             registry, loop, listening = self.registry, self.registry.loop, self._listening
             self._listening, self._url = None, ""

@@ -1,0 +1,106 @@
+"""Checks of what agents return.
+
+Invariant: a result that passes has rewards that are finite or None.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from abut.agents.protocol import NAME_HINT, AgentResult, is_name
+from abut.envs.foreign import placed
+from abut.errors import EnvError
+
+
+def result_of(
+    returned: Any,
+    name: str,
+    where: str,
+    *,
+    on_nan: Callable[[], None] | None = None,
+    nan: float | None = None,
+) -> AgentResult:
+    """Return an agent's result, with rewards that are finite or None.
+
+    Args:
+        returned: by `run`.
+        name: what errors call the agent.
+        where: the place of its code, for the error.
+        on_nan: called where a reward is not finite, which few mean.
+        nan: what such a reward becomes.
+
+    Raises:
+        EnvError: it is no reward.
+    """
+    result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
+
+    try:
+        _check_result(result)
+        try:
+            reward = score_of(result.reward, on_nan=on_nan, nan=nan)
+        except TypeError:
+            raise placed(
+                EnvError(
+                    f"{name} returned {type(result.reward).__name__}: expected a number, None or "
+                    "an AgentResult\nhint: return the reward; None says that there is no score"
+                ),
+                where,
+            ) from None
+        rewards = {
+            key: score_of(value, on_nan=on_nan, nan=nan) for key, value in result.rewards.items()
+        }
+    except (TypeError, ValueError) as error:
+        raise placed(EnvError(f"{name}: {error}"), where) from None
+    return AgentResult(
+        reward,
+        dict(result.extras),
+        result.messages,
+        result.measured,
+        rewards=rewards,
+        names=dict(result.names),
+    )
+
+
+def score_of(
+    value: Any,
+    what: str = "AgentResult.rewards",
+    *,
+    on_nan: Callable[[], None] | None = None,
+    nan: float | None = None,
+) -> float | None:
+    """Return a reward of `what` as a float, or None; see `result_of`.
+
+    Raises:
+        TypeError: it is not a number.
+    """
+    try:
+        number = None if value is None else float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception:
+        raise TypeError(
+            f"{what} has a value of type {type(value).__name__}: expected a number or None"
+        ) from None
+    if number is None or math.isfinite(number):
+        return number
+    if on_nan is not None:
+        on_nan()
+    return nan
+
+
+def _check_result(result: AgentResult) -> None:
+    for attribute, what in (("extras", "names"), ("rewards", "texts as keys"), ("names", "texts")):
+        value = getattr(result, attribute)
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError(f"AgentResult.{attribute} must be a dict with {what}")
+    messages = result.messages
+    if messages is not None and not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError("AgentResult.messages must be a list of messages")
+    if not isinstance(result.measured, bool):
+        raise ValueError(
+            f"AgentResult.measured is {result.measured!r}, expected True or False\n"
+            "hint: False says that nothing was measured"
+        )
+    for name in result.names.values():
+        if not is_name(name):
+            raise ValueError(f"AgentResult.names has the name {name!r}\nhint: {NAME_HINT}")

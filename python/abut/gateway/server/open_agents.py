@@ -1,0 +1,101 @@
+"""Agents that have something open from batch to batch, and are closed when their gateway stops.
+
+Invariant: an agent is closed on the loop on which it played, once for each loop; an agent whose
+`close` fails or hangs keeps no process alive.
+"""
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  see `_close_all`
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import NamedTuple
+
+from abut.agents.protocol import ClosingAgent
+from abut.concurrency.loop_watch import WatchedLoop
+from abut.concurrency.threads import THREADS
+from abut.errors import text_of
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""How long agents may take to close: servers of tools are processes, which take a while to end."""
+_PAUSE_S = 2.0
+
+
+class _OpenAgent(NamedTuple):
+    """An agent, and the loop on which it plays; held, so that the loop outlives its engine."""
+
+    agent: ClosingAgent
+    name: str
+    loop: WatchedLoop
+
+
+class OpenAgents:
+    """The agents of one gateway that have an `async close()`; used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, _OpenAgent] = {}
+
+    async def use(self, agent: ClosingAgent, name: str, loop: WatchedLoop) -> None:
+        """Have an agent closed when the gateway stops, on this loop.
+
+        Where it has played on another loop, as that of another engine, it is closed there now:
+        nothing that belongs to one loop can be used on another.
+        """
+        with self._lock:
+            before = self._open.get(id(agent))
+            self._open[id(agent)] = _OpenAgent(agent, name, loop)
+        _OPEN.setdefault(self, os.getpid())
+        if before is not None and before.loop is not loop:
+            await THREADS.ask(lambda: _close([before]))
+
+    def close(self) -> None:
+        """Close all agents, and wait for them, at most `CLOSE_S`; log what fails."""
+        with self._lock:
+            found, self._open = [*self._open.values()], {}
+        _OPEN.pop(self, None)
+        _close(found)
+
+
+def _close(agents: list[_OpenAgent]) -> None:
+    paused: list[WatchedLoop] = []
+    closed: dict[Future[None], _OpenAgent] = {}
+    for one in agents:
+        if one.loop.open():
+            paused.append(one.loop)
+        closed[one.loop.submit_call(type(one.agent), f"{one.name}.close", one.agent.close)] = one
+    wait_for(closed, CLOSE_S)
+    for future, one in closed.items():
+        if not future.done():
+            logger.warning("%s.close has not returned within %g s", one.name, CLOSE_S)
+        elif (error := future.exception()) is not None:
+            logger.warning("%s.close failed: %s", one.name, text_of(error))
+    for loop in paused:  # one that still ran while the interpreter is taken down might crash it
+        loop.close(_PAUSE_S)
+
+
+_OPEN: dict[OpenAgents, int] = {}
+"""Each that has open agents, and the process that opened them: a fork has none of its loops."""
+
+
+def _close_all() -> None:
+    """Close what is open when the process ends, while it can still start threads.
+
+    `atexit` comes too late: Python refuses new threads by then, and its thread pools, which
+    `asyncio.to_thread` uses, take no calls any more. Their own hook is the one used here, and the
+    last hook that is registered is the first that runs, so their module is imported above.
+    """
+    for open_, process in list(_OPEN.items()):
+        if process == os.getpid():
+            open_.close()
+
+
+_at_exit: Callable[[Callable[[], None]], object] = getattr(
+    threading, "_register_atexit", atexit.register
+)
+_at_exit(_close_all)
