@@ -393,6 +393,7 @@ agents_may_end=False, session_header=None, max_body_bytes=67108864)
   end(rollout_id, reward=None, *, extras=None, rewards=None, names=None)
   endpoint(rollout_id)
   key
+  sampling
   start()
   stop()
 samplers.settings.SamplingSettings
