@@ -1,0 +1,123 @@
+"""Packages of environments: the versions that abut takes, and which of them exclude each other.
+
+Invariant: a package that is missing, too old, or not beside what it needs is named before it is
+imported. An import would fail somewhere inside, with the name of a module that nobody knows.
+"""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import NamedTuple
+
+from abut.errors import MissingExtraError
+
+
+class Extra(NamedTuple):
+    """A package that an extra of abut brings.
+
+    Attributes:
+        package: its name in package indexes.
+        versions: the versions that abut takes.
+        python: the oldest Python that the package takes.
+    """
+
+    package: str
+    versions: str
+    python: tuple[int, int] = (3, 11)
+
+
+EXTRAS = {
+    "eval_protocol": Extra("eval-protocol", ">=0.3.33"),
+    "harbor": Extra("harbor", ">=0.26,<0.27", (3, 12)),
+    "inspect_ai": Extra("inspect-ai", ">=0.3.277"),
+    "verifiers": Extra("verifiers", ">=0.1.9,<0.5"),
+}
+"""The extras that bring environments, by name."""
+
+_CONTESTED = ("mcp", "openai")
+"""The packages of which environments want versions that exclude each other."""
+
+
+def require_extra(name: str) -> str:
+    """Check that the package of an extra is here, and beside what it needs; return its version.
+
+    Args:
+        name: of `EXTRAS`.
+
+    Raises:
+        MissingExtraError: it is missing, has a version that abut does not take, or needs another
+            version of a package that is installed; names both sides.
+    """
+    extra = EXTRAS[name]
+    installed = _version(extra.package)
+    if installed is None:
+        hint = f"pip install 'abut[{name}]'"
+        if sys.version_info < extra.python:
+            hint = f"{extra.package} needs Python {'.'.join(map(str, extra.python))} or later"
+        raise MissingExtraError(f"abut.{name} needs {extra.package}: {hint}")
+    if not _takes(extra.versions, installed):
+        raise MissingExtraError(
+            f"abut.{name} takes {extra.package}{extra.versions}, and {installed} is installed\n"
+            f"hint: pip install 'abut[{name}]'"
+        )
+    for package, specifier in _contested(extra.package):
+        check_beside(f"{extra.package} {installed}", package, specifier)
+    return installed
+
+
+def check_beside(needing: str, package: str, specifier: str) -> None:
+    """Check that a package is installed in a version that something needs.
+
+    Args:
+        needing: what needs it, for the error.
+        package: its name in package indexes.
+        specifier: the versions that are needed, such as `>=3.4`.
+
+    Raises:
+        MissingExtraError: it is not; names the package that wants another version.
+    """
+    installed = _version(package)
+    if installed is not None and _takes(specifier, installed):
+        return
+    raise MissingExtraError(
+        f"{needing} needs {package}{specifier}, and {installed or 'none'} is installed"
+        f"{_other_side(package, specifier, installed)}"
+    )
+
+
+def _other_side(package: str, specifier: str, installed: str | None) -> str:
+    for other in EXTRAS.values():
+        for name, wanted in _contested(other.package):
+            # It takes what is installed and we do not: the two cannot be in one environment.
+            if name == package and installed is not None and _takes(wanted, installed):
+                return (
+                    f", which {other.package} {_version(other.package)} needs ({package}{wanted})\n"
+                    "hint: install the two in environments of their own"
+                )
+    return f"\nhint: pip install '{package}{specifier}'"
+
+
+def _contested(package: str) -> Iterator[tuple[str, str]]:
+    """Yield the contested packages that an installed package needs, each with its versions."""
+    from packaging.requirements import Requirement
+
+    try:
+        needed = requires(package) or []
+    except PackageNotFoundError:
+        return
+    for one in map(Requirement, needed):
+        if one.name in _CONTESTED and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            yield one.name, str(one.specifier)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _takes(specifier: str, installed: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(installed, prereleases=True)
