@@ -156,8 +156,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class DroppedImages:
-    """Images that an agent left out: of its history, which forked its conversation, or of the next
-    conversation, where each of its steps is one that replaces the last."""
+    """Images that an agent left out of its history, or of the conversation that replaced the last.
+
+    The first forks its conversation; the second is how agents show their newest screenshot alone.
+    """
 
     images: tuple[Image, ...]
     cause: BranchCause
