@@ -17,7 +17,7 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 # Chat clients and harnesses as people install them. No environment has all: they want an openai and
 # an mcp of their own, and OpenHands a Python 3.12.
 OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
-AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses $(OPENHANDS_PYTHON:%=openhands)
+AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(OPENHANDS_PYTHON:%=openhands)
 
 .PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
@@ -171,7 +171,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 .venv-ray/deps.stamp: tests/ray/requirements.txt
 $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
-$(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses openhands): \
+$(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses openhands vision): \
 	tests/gateway/clients/trainer.txt
 .venv-agents/openhands/deps.stamp: PYTHON = $(OPENHANDS_PYTHON)
 # Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.

@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from abut import ChatTemplateProcessor, Tokenizer
 from abut.images import Image
+from abut.samplers.sampler import Sample, SampleRequest
 from abut.template import ImageProcessor
 from tests.kit.clients.dialect_clients import (
     Client,
@@ -19,7 +22,7 @@ from tests.kit.clients.dialect_clients import (
 from tests.kit.clients.dialect_talks import GeminiTalk, MessagesTalk, ResponsesTalk
 from tests.kit.stage.agents import LOOKUP
 from tests.kit.stage.rollouts import Recording, Stage
-from tests.kit.training.vision import FAMILIES
+from tests.kit.training.vision import FAMILIES, Family, model_of, own_logprobs
 
 
 class ChatClient(Client):
@@ -275,6 +278,55 @@ class Seeing(Recording):
     """A scripted sampler that takes images."""
 
     takes_images = True
+
+
+class Scoring(Seeing):
+    """A scripted sampler whose logprobs are those that a model gives to its texts.
+
+    Args:
+        script: see `ScriptedSampler`.
+        family: of the model, which is a tiny one with random weights.
+    """
+
+    def __init__(self, script: Any, *, family: Family) -> None:
+        super().__init__(script)
+        self.family, self.model = family, model_of(family)
+        self._images = ImageProcessor(family.processor)
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Say the text of the script, with the model's logprobs of it."""
+        said = await super().sample(request)
+        self.calls[-1] = request, replace(said, logprobs=self._logprobs(request, said.ids))
+        return self.calls[-1][1]
+
+    def _logprobs(self, request: SampleRequest, ids: Any) -> Any:
+        start = len(request.prompt_ids)
+        row = torch.from_numpy(np.concatenate([request.prompt_ids, ids]))[None]
+        inputs = self._images.model_inputs(row, torch.ones_like(row), [request.images])
+        with torch.no_grad():
+            logits = self.model(input_ids=row, **inputs).logits[0, start - 1 : -1].float()
+        logits[:, list(request.never_token_ids)] = -torch.inf
+        return torch.log_softmax(logits, -1).gather(1, row[0, start:, None])[:, 0].numpy()
+
+    def check(self, *rows: Any) -> None:
+        """Replay rows and branches by a plain forward, with their own pictures and with others."""
+        for one in rows:
+            ids = np.concatenate([one.columns.prompt_ids, one.columns.completion_ids])
+            sampled = one.columns.env_mask == 1
+            shown = [span.image for span in one.images]
+            others = [Image.of(255 - image.pixels) for image in shown]
+            ours = one.columns.logprobs[sampled]
+            replayed, wrong = (
+                self._replayed(ids, of)[-len(sampled) :][sampled] for of in (shown, others)
+            )
+            assert np.abs(ours - replayed).max() < 1e-5
+            assert not shown or np.abs(ours - wrong).max() > 1e-3
+
+    def _replayed(self, ids: Any, images: Sequence[Image]) -> Any:
+        pictures = [image.to_pil() for image in images]
+        never = self._images.never_token_ids
+        hf_processor = self.family.processor
+        return own_logprobs(self.model, hf_processor, ids, pictures, never=never).numpy()
 
 
 def seeing_stage(name: str) -> tuple[Stage, Any]:
