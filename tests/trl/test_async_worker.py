@@ -557,6 +557,21 @@ def test_environments_that_all_fail_are_named(begin: Any) -> None:
     assert "no display" in str(error)
 
 
+def test_an_image_that_an_environment_shows_fails_its_rollout(begin: Any) -> None:
+    pytest.importorskip("PIL")
+    shows = {"type": "image", "image": np.zeros((8, 8, 3), np.uint8)}
+
+    class Screen(Talk):
+        def step(self, action: str) -> Any:
+            env, _ = super().step(action)
+            return env, [shows, {"type": "text", "text": "Look."}]
+
+    error = begin(Screen).fails()
+    assert "32 of 32 rollouts failed" in str(error)
+    assert "Screen.step replied with an image in a message of the role 'user'" in str(error)
+    assert "abut.trl.GRPOTrainer with the model's processor as processing_class" in str(error)
+
+
 def test_a_dataset_that_breaks_off_is_named(begin: Any) -> None:
     class Rows:
         def __iter__(self) -> Any:
@@ -634,6 +649,12 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
             "conversation\nhint: leave branch out"
         )
     make(config=RolloutConfig(branch="all"))
+    with pytest.raises(TypeError) as raised:
+        make(processor=SimpleNamespace(images=object()))
+    assert str(raised.value) == (
+        "processor=SimpleNamespace(…) writes images, and AsyncGRPOTrainer trains without their "
+        "pixels\nhint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
+    )
     assert make()._arguments.config.turn_timeout_s == args.request_timeout
     monkeypatch.setattr("abut.trl.streaming.worker.trl_version", lambda: (1, 10))
     with pytest.raises(MissingExtraError, match=r"make_rollout_worker needs TRL 1\.11 or later"):

@@ -20,6 +20,15 @@ NO_IMAGES = "the template writes no images in "
 Written = Callable[[Sequence[Message]], object]
 
 
+def text_alone(messages: Sequence[Message]) -> TemplateError:
+    """Return the error of messages with an image that a processor without images is given."""
+    return TemplateError(
+        f"the messages {roles(messages)} have an image, and this processor writes text alone\n"
+        "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor)); to train, "
+        "abut.trl.GRPOTrainer with the model's processor as processing_class"
+    )
+
+
 def with_expansions(
     parts: Sequence[Part],
     images: Sequence[Image],
@@ -31,22 +40,14 @@ def with_expansions(
     Args:
         parts: of the template.
         images: of the messages, in order.
-        processor: writes images; None: nobody does.
+        processor: writes images; None: there are none, see `text_alone`.
         messages: those that the parts were made of, for errors.
 
     Raises:
-        TemplateError: there is no processor for the images, or the template does not write one
-            placeholder for each.
+        TemplateError: the template does not write one placeholder for each image.
         ImageError: the processor does not take an image.
     """
     if processor is None:
-        if images:
-            raise TemplateError(
-                f"the messages {roles(messages)} have an image, and this processor writes text "
-                "alone\n"
-                "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor)), or "
-                "give the trainer the model's processor as processing_class"
-            )
         return list(parts)
     placeholder = processor.placeholder
     placed: list[Part] = []

@@ -21,7 +21,7 @@ from abut.template.calls.parser import tool_call_parser
 from abut.template.image_processor import ImageProcessor
 from abut.template.increment import Increment, as_rendered, changed_content
 from abut.template.mask import Layout, Masked, Plan, free_stem, json_or_none, layout_of, mask
-from abut.template.placed_images import prove_roles, with_expansions
+from abut.template.placed_images import prove_roles, text_alone, with_expansions
 from abut.template.prover import Prover
 from abut.template.rendering import Rendering, check_variables
 from abut.template.report import NEXT_MESSAGES, NextVerdict, TemplateReport, probe
@@ -315,7 +315,10 @@ class ChatTemplateProcessor:
     # ---- proofs
 
     def _masked(self, messages: Sequence[Message], *, names: bool = False) -> Masked:
-        return mask(messages, self._render.pattern, free_stem(messages), names=names)
+        masked = mask(messages, self._render.pattern, free_stem(messages), names=names)
+        if masked.images and self.images is None:  # a template may fail of the blocks
+            raise text_alone(messages)
+        return masked
 
     def _proved_for(self, messages: Sequence[Message]) -> tuple[Increment, Masked | None]:
         """Return the increment, and the masked messages; None if only their contents matter."""

@@ -133,6 +133,20 @@ def check_images(
                 )
 
 
+def refuse_image_processor(processor: Any) -> None:
+    """Refuse a processor that writes images for an `AsyncGRPOTrainer`.
+
+    Raises:
+        TypeError: it does.
+    """
+    if getattr(processor, "images", None) is not None:
+        raise TypeError(
+            f"processor={type(processor).__name__}(…) writes images, and AsyncGRPOTrainer trains "
+            "without their pixels\n"
+            "hint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
+        )
+
+
 def refuse_images(tasks: Sequence[RolloutTask]) -> None:
     """Refuse prompts with images for an `AsyncGRPOTrainer`, which trains the text tower alone.
 

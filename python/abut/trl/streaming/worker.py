@@ -24,6 +24,7 @@ from abut.processor import PartsProcessor, Processor
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.rollout.stream import Stream
+from abut.trl.dataset_images import refuse_image_processor
 from abut.trl.rewards import env_reward
 from abut.trl.route import EnvArgument
 from abut.trl.streaming.callback import groups_of_epochs, position_callback
@@ -104,8 +105,8 @@ def make_rollout_worker(
         credit: refused, because an asynchronous row has one advantage.
 
     Raises:
-        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone: `credit`, and
-            a `config.branch` that leaves conversations out.
+        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone: `credit`, a
+            `config.branch` that leaves conversations out, and a `processor` with images.
         ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
             given what writes conversations.
         MissingExtraError: TRL is not installed, or older than 1.11.
@@ -129,6 +130,7 @@ def make_rollout_worker(
             "row, not one for each token\nhint: leave it out, or train with "
             "abut.trl.GRPOTrainer; rewards of whole conversations (AgentResult.rewards) count here"
         )
+    refuse_image_processor(processor)
     if config is None:
         config = RolloutConfig(turn_timeout_s=args.request_timeout)
     arguments = checked_arguments(
