@@ -167,6 +167,7 @@ Rollout
   rewards = <class 'dict'>
   asked_by = ()
   teacher = None
+  unscored_rows = 0
   reward = None
   measured = True
   turns = <class 'list'>
@@ -492,6 +493,10 @@ trl.ModelTeacher(model, *, temperature=1.0)
   score(ids, positions, top_k, name)
 trl.Returns
   discount = 1.0
+trl.ReverseKL
+  teacher
+  coef = 1.0
+  credit = None
 trl.ScoredConversation
   name
   reward
@@ -525,6 +530,7 @@ sampler='auto', system_prompt=None, recorder=None, record_images=None, gateway=N
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \
 reward_funcs=..., processor=None, sampler='auto', base_urls=None, system_prompt=None, \
 recorder=None, gateway=None, credit=None)
+trl.no_reward(completions, *, measured=None, **columns)
 trl.scored_only(reward_func)
 trl_env.RolloutDecoder (protocol)
   generate(input_ids)

@@ -470,7 +470,7 @@ def test_the_argument_is_checked() -> None:
         checked_credit(Returns)
     with pytest.raises(
         TypeError,
-        match=r"^credit=0\.95: must be None, Returns\(discount=…\) or a function that gets a group "
-        "of rollouts and returns the advantages of their turns$",
+        match=r"^credit=0\.95: must be None, Returns\(discount=…\), ReverseKL\(teacher\) or a "
+        "function that gets a group of rollouts and returns the advantages of their turns$",
     ):
         checked_credit(0.95)

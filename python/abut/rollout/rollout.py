@@ -149,6 +149,20 @@ class Branch:
         return _streams_of(self.columns, self.turns)
 
     @property
+    def reverse_kl(self) -> NDArray[np.float64] | None:
+        """`(sampled tokens,)`, nats: the logprob of each less the teacher's; None: not scored.
+
+        Their mean over what the policy samples is its reverse KL from the teacher.
+        """
+        of_teacher = self.streams.get(TEACHER_LOGPROBS)
+        if of_teacher is None:
+            return None
+        sampled = self.columns.env_mask == 1
+        own = self.columns.logprobs[sampled].astype(np.float64)
+        divergences: NDArray[np.float64] = own - of_teacher[sampled]
+        return divergences
+
+    @property
     def before(self) -> list[float | None]:
         """The rewards of the turns before its own; empty if it is not a fork."""
         return [turn.reward for turn in self.turns_before]
@@ -204,6 +218,8 @@ class Rollout:
     """The names and sessions of all calls, those that were refused among them."""
     teacher: str | None = None
     """The name of the teacher whose logprobs are the stream `teacher_logprobs`."""
+    unscored_rows: int = 0
+    """How many of its conversations are not trained because the teacher did not score them."""
     reward: float | None = None
     measured: bool = True
     """False: the adapter says that nothing was measured. Then nothing of the rollout has a reward

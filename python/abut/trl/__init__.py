@@ -6,8 +6,8 @@
 from typing import Any
 
 from abut.tools.environment_factory import from_environment_factory
-from abut.trl.credit import Returns, ScoredConversation, ScoredRollout, ScoredTurn
-from abut.trl.rewards import env_reward, scored_only
+from abut.trl.credit import Returns, ReverseKL, ScoredConversation, ScoredRollout, ScoredTurn
+from abut.trl.rewards import env_reward, no_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
 from abut.trl.rows.all_rows import AllRows, extend, grpo_trainer
 from abut.trl.streaming.worker import make_rollout_worker
@@ -19,6 +19,7 @@ __all__ = [
     "AllRows",
     "ModelTeacher",
     "Returns",
+    "ReverseKL",
     "ScoredConversation",
     "ScoredRollout",
     "ScoredTurn",
@@ -30,6 +31,7 @@ __all__ = [
     "from_environment_factory",
     "make_rollout_func",
     "make_rollout_worker",
+    "no_reward",
     "scored_only",
 ]
 

@@ -9,12 +9,13 @@ A conversation's *path* is its turns from the first one on, those before a fork 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from abut.trl.returns import Floats, PathReturns, Scale, compared, path_of
+from abut.trl.teachers.teacher import Teacher
 
 _SHAPE = (
     "hint: return [rollout][conversation, the main one first][own turn], each a finite number, or "
@@ -101,10 +102,52 @@ class Returns:
             raise ValueError(f"Returns(discount={self.discount!r}): must be between 0 and 1")
 
 
+@dataclass(frozen=True)
+class ReverseKL:
+    """Credit by the reverse KL from a teacher: a token that it finds unlikely gets less.
+
+    A token's advantage is `A - coef * (logprob - teacher logprob)`, with the logprob that it was
+    sampled with, in every row of a rollout that has a reward. The teacher scores a rollout when it
+    has ended, in its slot; a row that the teacher does not score is not trained. Both need
+    temperature 1.
+
+    Attributes:
+        teacher: scores the sampled tokens: `VllmTeacher`, `ModelTeacher` or a `Teacher` of yours.
+        coef: how much a nat counts beside A.
+        credit: gives A: None, the trainer's advantage of the rollout; `Returns`, or a function.
+    """
+
+    teacher: Teacher
+    coef: float = field(default=1.0, kw_only=True)
+    credit: "Returns | CreditFunction | None" = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be an argument.
+
+        Raises:
+            TypeError: `teacher` does not score, or `credit` is none of what it may be.
+            ValueError: `coef` is not a finite number above 0.
+        """
+        if isinstance(self.teacher, type) or not isinstance(self.teacher, Teacher):
+            raise TypeError(
+                f"ReverseKL({self.teacher!r}): a teacher is an object with "
+                "`async score(ids, positions, top_k, name)`\n"
+                'hint: VllmTeacher("http://…:8001"), or ModelTeacher(model)'
+            )
+        if not (math.isfinite(self.coef) and self.coef > 0):
+            raise ValueError(f"ReverseKL(coef={self.coef!r}): must be more than 0")
+        if isinstance(checked_credit(self.credit), ReverseKL):
+            raise TypeError(
+                "ReverseKL(credit=ReverseKL(…)): the inner credit is None, Returns(…) or a function"
+            )
+
+
 CreditFunction: TypeAlias = Callable[[Sequence[ScoredRollout]], Sequence[Sequence[Sequence[Any]]]]
 """Gets a group, returns `[rollout][conversation][own turn]`: a number, or `(tokens,)` floats."""
 
-Credit: TypeAlias = Returns | CreditFunction | None
+TurnCredit: TypeAlias = Returns | CreditFunction | None
+"""Makes advantages of rewards."""
+Credit: TypeAlias = ReverseKL | TurnCredit
 
 
 @dataclass(frozen=True)
@@ -127,20 +170,27 @@ def checked_credit(credit: Any) -> Credit:
     Raises:
         TypeError: it is none of what it may be.
     """
-    if credit is None or isinstance(credit, Returns):
+    if credit is None or isinstance(credit, Returns | ReverseKL):
         return credit
     if credit is Returns:
         raise TypeError("credit=Returns is the class\nhint: credit=Returns()")
+    if credit is ReverseKL:
+        raise TypeError("credit=ReverseKL is the class\nhint: credit=ReverseKL(teacher)")
     if not callable(credit):
         raise TypeError(
-            f"credit={credit!r}: must be None, Returns(discount=…) or a function that gets a group "
-            "of rollouts and returns the advantages of their turns"
+            f"credit={credit!r}: must be None, Returns(discount=…), ReverseKL(teacher) or a "
+            "function that gets a group of rollouts and returns the advantages of their turns"
         )
     return credit  # type: ignore[no-any-return]
 
 
+def turn_credit(credit: Credit) -> TurnCredit:
+    """Return the part of a credit that makes advantages of rewards."""
+    return credit.credit if isinstance(credit, ReverseKL) else credit
+
+
 def credited(
-    credit: Credit,
+    credit: TurnCredit,
     rollouts: Sequence[ScoredRollout],
     *,
     num_generations: int,
@@ -210,7 +260,7 @@ def _given(
 
 
 def _path(
-    credit: Credit,
+    credit: TurnCredit,
     place: tuple[int, int],
     conversation: ScoredConversation,
     of_rollout: float | None,

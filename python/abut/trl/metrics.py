@@ -31,6 +31,7 @@ def rollout_stats(
     agents: bool = False,
     tools: ToolCounts | None = None,
     trains_all: bool | None = False,
+    teacher: bool = False,
 ) -> Stats:
     """Return the figures of one rollout that metrics are made of.
 
@@ -41,6 +42,7 @@ def rollout_stats(
             is the same on all ranks.
         trains_all: whether each conversation that was delivered is trained, or one of them; None:
             nothing is, in evaluation.
+        teacher: whether a teacher scores the rollouts of the batch; the same on all ranks.
     """
     # An agent that wants a conversation untrained loses nothing by it.
     trained = [(int(b.columns.env_mask.sum()), b) for b in rollout.branches if b.trained]
@@ -62,6 +64,7 @@ def rollout_stats(
     figures = {
         **(of_agent if agents else {}),
         **of_tools,
+        **(_of_teacher(rollout) if teacher else {}),
         "turns": len(rollout.turns),
         "sampled_tokens": rollout.sampled_tokens,
         "completion_tokens": len(rollout.columns.completion_ids) if rollout.columns else 0,
@@ -78,6 +81,17 @@ def rollout_stats(
         "image_tokens": sum(span.features for span in images),
     }
     return Stats(figures)
+
+
+def _of_teacher(rollout: Rollout) -> dict[str, Any]:
+    every = [one.reverse_kl for one in (rollout.main_row, *rollout.branches) if one is not None]
+    scored = [of_tokens for of_tokens in every if of_tokens is not None]
+    return {
+        "unscored_rows": rollout.unscored_rows,
+        "scored_rows": len(scored),
+        "scored_tokens": sum(map(len, scored)),
+        "reverse_kl": sum(float(of_tokens.sum()) for of_tokens in scored),
+    }
 
 
 def named_rewards(rollout: Rollout) -> dict[str, float]:
@@ -192,6 +206,8 @@ def log_rollout_metrics(
             log_metric(f"rollout/{key}/mean", sum(row[key] for row in stats) / len(stats))
     if "tool_calls" in stats[0]:
         _log_tools(stats, log_metric)
+    if "scored_rows" in stats[0]:
+        _log_teacher(stats, log_metric)
     if "branches" in stats[0]:
         _log_branches(stats, log_metric)
     reasons = Counter(row["stop_reason"] for row in stats)
@@ -227,6 +243,17 @@ def _log_tools(
     # TRL takes the mean over the ranks, each of which has its own number of calls.
     each = stats[0].get("tool_calls_of_a_rank", calls)
     log_metric("tools/failure_frequency", failures / each if each else 0.0)
+
+
+def _log_teacher(
+    stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
+) -> None:
+    """Log how far the policy is from the teacher, and how many rows that did not score."""
+    keys = ("unscored_rows", "scored_rows", "scored_tokens", "reverse_kl")
+    unscored, scored, tokens, divergence = (sum(row[key] for row in stats) for key in keys)
+    rows = unscored + scored
+    log_metric("rollout/reverse_kl/mean", divergence / tokens if tokens else math.nan)
+    log_metric("rollout/teacher_unscored_frac", unscored / rows if rows else math.nan)
 
 
 def _log_branches(

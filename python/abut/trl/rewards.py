@@ -58,6 +58,25 @@ def env_reward(
     return list(env_reward)
 
 
+def no_reward(
+    completions: Sequence[Any], *, measured: Sequence[bool] | None = None, **columns: Any
+) -> list[float | None]:
+    """Reward function for `GRPOTrainer`: 0 for each rollout that did not fail, whatever it did.
+
+    For `credit=ReverseKL(…)` without rewards: all advantages come from the teacher then, also in
+    environments that have no score.
+
+    Raises:
+        ValueError: the trainer has no `rollout_func` of abut's.
+    """
+    if measured is None:
+        raise ValueError(
+            "no_reward got no column 'measured', which says what failed\n"
+            "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv, credit=ReverseKL(…)))"
+        )
+    return [0.0 if is_measured else None for is_measured in measured]
+
+
 def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a reward function: None for each rollout that was not measured.
 
@@ -137,6 +156,7 @@ def _around(
 
 
 env_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
+no_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
 
 _MODEL_HINT = (
     "hint: call the model in a reward function of your own, on messages or completions, and pass "

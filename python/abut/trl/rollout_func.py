@@ -24,9 +24,10 @@ from abut.rollout.engine import Engine
 from abut.rollout.failures import Failures, Tally
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
+from abut.rollout.stream import Finishing
 from abut.template.image_processor import ImageProcessor
 from abut.tools.environment_factory import environments_of
-from abut.trl.credit import Credit, checked_credit
+from abut.trl.credit import Credit, ReverseKL, checked_credit, turn_credit
 from abut.trl.dataset_images import check_images, check_rollout_images
 from abut.trl.metrics import (
     any_images,
@@ -50,9 +51,12 @@ from abut.trl.rows.all_rows import AllRows
 from abut.trl.rows.columns import COLUMNS, fill_metrics, rows_of
 from abut.trl.rows.row_batch import RowScoring, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
+from abut.trl.teachers.rollout_scores import scoring
+from abut.trl.teachers.teacher import Student
 from abut.trl.trainer_checks import (
     check_end_tokens,
     check_rows,
+    check_teacher,
     warn_of_unseen,
     warn_of_unused_rewards,
 )
@@ -105,8 +109,9 @@ def make_rollout_func(
         credit: how rewards of turns become advantages of their tokens, under
             `abut.trl.GRPOTrainer`: `Returns(discount=…)`, or a function that gets a group of
             `ScoredRollout` and returns `[rollout][conversation, main first][own turn]`, each a
-            number or one for each sampled token. It gets only conversations that have turns. None:
-            all tokens have the rollout's advantage.
+            number or one for each sampled token. It gets only conversations that have turns.
+            `ReverseKL(teacher)` adds how far each token is from a teacher. None: all tokens have
+            the rollout's advantage.
 
     Raises:
         TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
@@ -151,6 +156,7 @@ class RolloutFunc:
         self._engine: Engine | None = None
         self._built_for: tuple[Any, type] | None = None
         self._images: ImageProcessor | None = None
+        self._finishing: Finishing | None = None
         self._warned_of_unseen = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -230,7 +236,8 @@ class RolloutFunc:
             self._scores.collect()  # of the batch before: TRL keeps only one
         check_images(trainer, tasks, self._engine.processor)
         record = self._record(trainer, mode, tasks)
-        rollouts, failures = self._engine.play(tasks, on_rollout=record)
+        finishing = self._finishing if mode == "train" else None
+        rollouts, failures = self._engine.play(tasks, on_rollout=record, finishing=finishing)
         check_rollout_images(trainer, rollouts, self._images)
         self._warned_of_unseen = self._warned_of_unseen or warn_of_unseen(tasks, rollouts)
         route = self._tasks.route
@@ -241,6 +248,7 @@ class RolloutFunc:
             agents=bool(route.agents),
             tools=has_tools(route.kinds),
             trains_all=self._trains_all if mode == "train" else None,
+            teacher=finishing is not None,
         )
         rows |= environments_of(tasks, route.kinds)
         return (tasks, rollouts, rows), failures, failures.tally(rollouts)
@@ -304,6 +312,8 @@ class RolloutFunc:
         has_credit = self._credit is not None
         if has_others or has_credit:
             check_rows(trainer, has_others=has_others, has_credit=has_credit, stacklevel=3)
+        if isinstance(self._credit, ReverseKL):
+            check_teacher(trainer, self._credit.teacher)
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
                 "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
@@ -316,7 +326,7 @@ class RolloutFunc:
             trainer.processing_class, self._arguments.processor
         )
         for source in self._tasks.route.agents:
-            source.rewards_turns = self._credit is not None
+            source.rewards_turns = turn_credit(self._credit) is not None
             source.draws_by_tokens = _takes_means_of_rows(trainer)
             if isinstance(sampler, str):
                 source.sampling = functools.partial(client_settings, trainer)
@@ -335,6 +345,9 @@ class RolloutFunc:
         arguments = dataclasses.replace(self._arguments, config=config)
         engine, for_task = engine_for(side, arguments)
         check_end_tokens(trainer, hf_tokenizer, engine.processor.close_token_id, stacklevel=3)
+        if isinstance(self._credit, ReverseKL):
+            student = Student(hf_tokenizer, 0, engine.budget.max_context_tokens)
+            self._finishing = scoring(self._credit.teacher, student)
         return engine, for_task
 
 

@@ -11,6 +11,7 @@ from abut.notices import Once
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
 from abut.trl.rows.all_rows import REPLACED, AllRows
+from abut.trl.teachers.teacher import Teacher, check_names, check_temperature
 from abut.trl.version import (
     LIGER_IS_LOGPROBS,
     LUSPO_MASKS_PADDING,
@@ -180,6 +181,26 @@ def check_one_reward(trainer: Any, what: str) -> None:
             f"of each reward function, and {what} needs one reward for each conversation\n"
             f'hint: multi_objective_aggregation="sum_then_normalize", or leave {what} out'
         )
+
+
+def check_teacher(trainer: Any, teacher: Teacher) -> None:
+    """Refuse settings under which a token's logprob and the teacher's are not of one temperature.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        teacher: of `credit=ReverseKL(teacher)`.
+
+    Raises:
+        ValueError: names the setting; or the dataset names a teacher that does not exist.
+    """
+    if trainer.temperature != 1:
+        raise ValueError(
+            f"credit=ReverseKL(…) with temperature={trainer.temperature:g}: it compares the "
+            "logprobs that tokens were sampled with, which are of that temperature, with a "
+            "teacher's of temperature 1\nhint: GRPOConfig(temperature=1.0)"
+        )
+    check_temperature(teacher, 1.0)
+    check_names(teacher, trainer.train_dataset)
 
 
 def _replaced(trainer_class: type) -> list[tuple[str, str]]:

@@ -55,6 +55,31 @@ def group_advantages(rewards: Sequence[float | None], group: int, scale: str = "
     return centred.nan_to_num(0.0)
 
 
+def reverse_kl_advantages(
+    rollouts: Rows, advantages: Any, teacher: Any, coef: float
+) -> list[list[Any]]:
+    """Return `[rollout][row]`, `(n,)` float64 each: advantages less the penalty of each token.
+
+    Args:
+        rollouts: have the logprobs that tokens were sampled with.
+        advantages: of each rollout, or of each row or of its tokens.
+        teacher: a model in float64.
+        coef: of a nat.
+    """
+    found = []
+    for k, rows in enumerate(rollouts):
+        found.append([])
+        for j, columns in enumerate(rows):
+            own = torch.tensor(
+                columns.logprobs[columns.env_mask == 1].tolist(), dtype=torch.float64
+            )
+            with torch.no_grad():
+                of_teacher = logprobs_of(teacher, columns)
+            given = advantages[k][j] if isinstance(advantages[k], list) else advantages[k]
+            found[-1].append(given - coef * (own - of_teacher))
+    return found
+
+
 def logprobs_of(model: Any, columns: Columns) -> Any:
     """Return the logprobs of the trained tokens of one row, `(n,)`."""
     ids = torch.tensor([[*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]])

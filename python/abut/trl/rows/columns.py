@@ -43,6 +43,7 @@ def rows_of(
     agents: bool = False,
     tools: bool = False,
     trains_all: bool | None = False,
+    teacher: bool = False,
 ) -> dict[str, list[Any]]:
     """Return the columns that TRL requires and the extras, each as long as `rollouts`.
 
@@ -53,6 +54,7 @@ def rows_of(
         agents: whether any of the batch could be an agent's.
         tools: whether any of the batch could be of an environment with tools.
         trains_all: see `rollout_stats`.
+        teacher: whether a teacher has scored the batch.
     """
     told = [told_of(rollout, task) for rollout, task in zip(rollouts, tasks, strict=True)]
     counts = [_tool_counts(task) if tools else None for task in tasks]
@@ -69,7 +71,9 @@ def rows_of(
         "messages": [messages for messages, _ in told],
         "measured": [is_measured(rollout) for rollout in rollouts],
         "rollout_stats": [
-            rollout_stats(rollout, agents=agents, tools=count, trains_all=trains_all)
+            rollout_stats(
+                rollout, agents=agents, tools=count, trains_all=trains_all, teacher=teacher
+            )
             for rollout, count in zip(rollouts, counts, strict=True)
         ],
         **({COMPLETIONS: [completion for _, completion in told]} if tools else {}),

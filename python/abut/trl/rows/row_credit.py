@@ -16,11 +16,13 @@ from abut.notices import Once
 from abut.rollout.rollout import Branch, TurnRecord
 from abut.trl.credit import (
     Credited,
+    ReverseKL,
     ScoredConversation,
     ScoredRollout,
     ScoredTurn,
     credited,
     token_advantages,
+    turn_credit,
 )
 from abut.trl.ranks import gathered
 from abut.trl.returns import Floats, increments
@@ -71,10 +73,31 @@ def advantages_of_rows(
     of_rows = CreditedRows([], [])
     for k, j in batch.places:
         turns = scored[k].conversations[j].turns
-        of_turns = found.advantages[first + k][j]
-        of_rows.of_turns.append([float(np.mean(of_turn)) for of_turn in of_turns])
-        of_rows.of_tokens.append(token_advantages(turns, of_turns))
+        of_tokens = token_advantages(turns, found.advantages[first + k][j])
+        if isinstance(scoring.credit, ReverseKL) and len(of_tokens):
+            of_tokens = of_tokens - _penalties(scoring.credit, scoring, scored[k], k, j)
+        ends = np.cumsum([turn.tokens for turn in turns], dtype=np.intp)
+        of_rows.of_turns.append([float(one.mean()) for one in np.split(of_tokens, ends)[:-1]])
+        of_rows.of_tokens.append(of_tokens)
     return of_rows
+
+
+def _penalties(
+    credit: ReverseKL, scoring: RowScoring, scored: ScoredRollout, k: int, j: int
+) -> Floats:
+    """Return what the trained tokens of a row pay for their reverse KL; 0 if it has no reward.
+
+    Raises:
+        RolloutError: the teacher has not scored the row.
+    """
+    divergence = scoring.batch.conversations[k][j].reverse_kl
+    if divergence is None:
+        raise RolloutError(
+            f"rollout {scored.rollout_id!r}, conversation {j}: it is trained, and the teacher has "
+            "not scored it\nhint: leave Branch.turns and TurnRecord.streams as they were"
+        )
+    has_reward = scored.reward is not None or scored.conversations[j].reward is not None
+    return credit.coef * divergence * has_reward
 
 
 def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
@@ -112,7 +135,7 @@ def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRol
     try:
         _check_tokens(scoring, scored)
         found = credited(
-            scoring.credit,
+            turn_credit(scoring.credit),
             everywhere,
             num_generations=trainer.num_generations,
             scale_rewards=trainer.scale_rewards,

@@ -14,15 +14,20 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather_object
 
 from abut import Columns
+from abut.trl import ModelTeacher, ReverseKL
 from abut.trl.rows import pieces
 from tests.kit.training.ranks import leave
 from tests.kit.training.ranks.fsdp2 import shard_on_cpus
 from tests.kit.training.row_cases import loss_of, scale_of
-from tests.kit.training.row_oracle import gradient_of, group_advantages, relative_error
+from tests.kit.training.row_oracle import (
+    gradient_of,
+    group_advantages,
+    relative_error,
+    reverse_kl_advantages,
+)
 from tests.kit.training.scripted_rows import (
     GROUP,
     RowsRun,
-    columns_of,
     float64_model,
     random_columns,
     rollout_of,
@@ -98,7 +103,9 @@ def write_metrics(folder: Path) -> None:
     os._exit(0)  # see `main`
 
 
-def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> None:
+def main(
+    folder: Path, kind: str, loss_type: str = "", iterations: str = "", coef: str = ""
+) -> None:
     """Train on one generation batch; write down how far each gradient is from the oracle's.
 
     Args:
@@ -107,7 +114,10 @@ def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> 
             "metrics": see `write_metrics`.
         loss_type: of the trainer.
         iterations: over the batch; 1 with DeepSpeed, whose gradient is read off its step.
+        coef: of the reverse KL from a teacher; without one there is no teacher.
     """
+    teacher = float64_model(seed=5)[1] if coef else None
+    credit = ReverseKL(ModelTeacher(teacher), coef=float(coef)) if coef else None
     if kind == "metrics":
         write_metrics(folder)
     kind, _, control = kind.partition("-")
@@ -127,6 +137,7 @@ def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> 
         num_iterations=int(iterations),
         max_steps=int(iterations),
         keeps=not kind.startswith("zero"),
+        credit=credit,
         ddp_timeout=60,  # a rank that waits in vain fails after this, and the test with it
         **SHARDED[kind],
     )
@@ -139,6 +150,8 @@ def main(folder: Path, kind: str, loss_type: str = "", iterations: str = "") -> 
     every, rewards = everywhere(run.rollouts, run.rewards)
     loss = loss_of(run)
     advantages = group_advantages(rewards, GROUP, scale_of(run))
+    if teacher is not None:
+        advantages = reverse_kl_advantages(every, advantages, teacher, float(coef))
     # See `errors_of`; DeepSpeed is told of the accumulation, and does not divide by it.
     twice = 1 if kind.startswith("zero") else run.trainer.accelerator.gradient_accumulation_steps
     errors = [
@@ -174,12 +187,9 @@ def everywhere(
     rollouts: list[list[Columns]], rewards: list[float | None]
 ) -> tuple[list[list[Columns]], list[float | None]]:
     """Return the rollouts and rewards of all ranks, in TRL's order."""
-    plain = [
-        [(c.prompt_ids.tolist(), c.completion_ids.tolist(), c.env_mask.tolist()) for c in rows]
-        for rows in rollouts
-    ]
-    rng = random.Random(0)
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+    plain = [[{name: getattr(c, name) for name in names} for c in rows] for rows in rollouts]
     return (
-        [[columns_of(*columns, rng) for columns in rows] for rows in gather_object(plain)],
+        [[Columns(**columns) for columns in rows] for rows in gather_object(plain)],
         gather_object(rewards),
     )
