@@ -35,8 +35,10 @@ MODULES = {
     **{module.removeprefix("abut."): names for module, names in abut._MOVED.items()},
     "agents": ("ClaudeCode", "Codex", "HarnessResult"),
     "audit": ("Audit", "audit"),
+    "evaluation": ("PassAt",),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
+    "samplers": (*abut._MOVED["abut.samplers"], "ScriptedReplies"),
     "samplers.settings": ("SamplingSettings",),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
@@ -99,6 +101,7 @@ ChatTemplateProcessor(hf_tokenizer, *, tools=None, chat_template=None, images=No
   report
   stop_token_ids
   thinking
+  turn_parts(message)
   verdicts()
   with_stop_token_ids(ids)
   with_tools(tools, **chat_template_kwargs)
@@ -129,6 +132,23 @@ Env (protocol)
   step(action)
 EnvPool (protocol)
   lend(task)
+Evaluation
+  rollouts
+  rewards
+  successes
+  environments = ()
+  by_environment
+  failed
+  failures
+  mean_reward
+  mean_tokens
+  mean_turns
+  of(rollouts, rows, k, *, success=1.0, failed='leave_out')
+  pass_at
+  standard_error
+  stop_reasons
+  to_dict()
+  unscored
 Image(data)
   data
   hash
@@ -275,7 +295,10 @@ Trajectory(tokenizer)
 __version__
 agent(function=None, *, session_header=None)
 collate(columns, *, pad_id)
+evaluate(env, rows, *, success=1.0, failed='leave_out', k=1, **arguments)
 parse_tool_calls(text, *, format, tools=None)
+play(env, rows, *, sampler, tokenizer=None, sampling=None, k=1, config=None, processor=None, \
+system_prompt=None, gateway=None, recorder=None)
 stitch(calls, *, on_drift='error', tokenizer=None)
 tool_env(functions, *, reward, on_malformed='feed_back', timeout_s=30.0, max_calls=16, \
 max_result_chars=20000, format=None)
@@ -319,11 +342,17 @@ samplers.SampleRequest
   images = ()
   never_token_ids = ()
   streams = ()
+  messages = <class 'list'>
+  tools = ()
+  ids_of = None
   where
 samplers.ScriptedSampler(script, *, logprob=..., delay_s=None)
   sample(request)
 samplers.StreamSampler (protocol)
   sample_stream(turns)
+samplers.ScriptedReplies(replies)
+  max_context_tokens
+  sample(request)
 tool_calls.MalformedCall
   start
   end
@@ -375,6 +404,7 @@ audit.Audit
   exact
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
+evaluation.PassAt(counts)
 eval_protocol.create_openenv_vllm_rollout_func(env_factory, prompt_builder, action_parser, \
 vllm_base_url='http://localhost:8000', vllm_model='Qwen/Qwen2.5-7B', max_steps=None, *, \
 completion_params=None, concurrency=None, processor_cls=None, processor_kwargs=None, \

@@ -34,6 +34,7 @@ if typing.TYPE_CHECKING:
     from abut.agents import Agent, AgentResult, Endpoint, agent
     from abut.envs.env import AsyncEnv, Env
     from abut.envs.task import EnvPool
+    from abut.evaluation import Evaluation, evaluate, play
     from abut.images import Image
     from abut.processor import PartsProcessor, Processor
     from abut.rollout.config import RolloutConfig
@@ -48,6 +49,7 @@ _MODULES = {
     "abut.agents": ("Agent", "AgentResult", "Endpoint", "agent"),
     "abut.envs.env": ("AsyncEnv", "Env"),
     "abut.envs.task": ("EnvPool",),
+    "abut.evaluation": ("Evaluation", "evaluate", "play"),
     "abut.images": ("Image",),
     "abut.processor": ("PartsProcessor", "Processor"),
     "abut.rollout.config": ("RolloutConfig",),
@@ -81,6 +83,7 @@ __all__ = [
     "Endpoint",
     "Env",
     "EnvPool",
+    "Evaluation",
     "Image",
     "InvalidAction",
     "PartsProcessor",
@@ -103,7 +106,9 @@ __all__ = [
     "__version__",
     "agent",
     "collate",
+    "evaluate",
     "parse_tool_calls",
+    "play",
     "stitch",
     "tool_env",
 ]

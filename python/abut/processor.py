@@ -75,6 +75,22 @@ class ThinkingProcessor(Protocol):
 
 
 @runtime_checkable
+class TurnWritingProcessor(Protocol):
+    """A processor that writes turns of the policy, for policies that give messages."""
+
+    def turn_parts(self, message: Message) -> list[Part]:
+        """Return a turn behind the generation prompt, its stop token included.
+
+        Args:
+            message: has `content`, `tool_calls` (whose arguments are objects), or both.
+
+        Raises:
+            TemplateError: the template does not write such a turn.
+        """
+        ...
+
+
+@runtime_checkable
 class QuickProcessor(Protocol):
     """A processor that knows which messages it writes in well under a millisecond."""
 

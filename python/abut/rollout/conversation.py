@@ -12,8 +12,7 @@ play it alike.
 """
 
 import sys
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
@@ -22,15 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Seam, Tokenizer, Trajectory
-from abut.errors import SamplerError, TrajectoryError
+from abut.errors import SamplerError, TemplateError, TrajectoryError
 from abut.images import ImageSpan
 from abut.messages import Message, texts_of, with_images
-from abut.parts import Part, Sampled
-from abut.processor import PartsProcessor, QuickProcessor, ToolSpellings, WritesImages
+from abut.parts import Part
+from abut.processor import (
+    PartsProcessor,
+    QuickProcessor,
+    ToolSpellings,
+    TurnWritingProcessor,
+    WritesImages,
+)
 from abut.rollout.budget import Allowance, Budget
 from abut.rollout.image_spans import images_before, written_images
 from abut.rollout.rollout import StopReason, TurnRecord
-from abut.rollout.sampled_text import Ids, end_of_turn, positions_of, sampled_text
+from abut.rollout.sampled_text import Ids, end_of_turn, positions_of, until_stop
 from abut.samplers.sampler import SampleRequest
 
 # How many characters the encoders manage in about half a millisecond.
@@ -194,7 +199,15 @@ class Conversation:
         return self.trajectory.request()
 
     def sample_request(
-        self, *, max_tokens: int, seed: int, rollout_id: str, turn: int, stop: tuple[str, ...] = ()
+        self,
+        *,
+        max_tokens: int,
+        seed: int,
+        rollout_id: str,
+        turn: int,
+        stop: tuple[str, ...] = (),
+        messages: Callable[[], Sequence[Message]] = list,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> SampleRequest:
         """Return the request for its next turn, whose arguments are those of `SampleRequest`.
 
@@ -212,7 +225,25 @@ class Conversation:
             images=tuple(self.images),
             never_token_ids=self.never_token_ids,
             streams=self._streams,
+            messages=messages,
+            tools=tools,
+            ids_of=self.ids_of,
         )
+
+    def ids_of(self, message: Message) -> NDArray[np.int64]:
+        """Return the ids of a turn as the processor writes it; nothing is written here.
+
+        Raises:
+            TemplateError: the processor writes no turns, or not this one.
+        """
+        if not isinstance(writer := self._processor, TurnWritingProcessor):
+            raise TemplateError(
+                f"{type(writer).__name__} writes no turns of a policy\n"
+                "hint: leave processor= out, so that the chat template does"
+            )
+        alone = Trajectory(self._tokenizer)
+        alone.append_parts(writer.turn_parts(message), provenance="env")
+        return alone.ids
 
     @property
     def allowance(self) -> Allowance:
@@ -254,7 +285,8 @@ class Conversation:
         messages, text = len(self.messages), ""
         record = TurnRecord(start, start + len(ids))
         if len(ids):
-            text = self._until_stop(ids, stop_string, record)
+            number = len(self.turns)
+            text = until_stop(self._tokenizer, ids, self._stops, stop_string, record, turn=number)
             self.messages.append({"role": "assistant", "content": str(text)})
             self._written = len(self.messages)
         turn = PolicyTurn(
@@ -276,8 +308,7 @@ class Conversation:
             TemplateError: the processor cannot append such messages.
         """
         said = [*self.messages[self._written :], *messages]
-        # Make both before either is written, so that a conversation which cannot go on stays as it
-        # was.
+        # Make both before either is written: a conversation that cannot go on stays as it was.
         closing, increment = self._closing(said), self._processor.increment(said)
         self.note(messages, increment)
         if closing:
@@ -349,30 +380,6 @@ class Conversation:
         return end_of_turn(
             self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
         )
-
-    def _until_stop(self, ids: Ids, stop_string: str | None, record: TurnRecord) -> str:
-        """Return the text of a sample before its stop; note in the record what stopped it."""
-        decode_bytes, start = self._tokenizer.decode_bytes, record.start
-        if self._stops:
-            record.stop_token = start + self._stops[0]
-            ids = ids[: self._stops[0]]
-        if stop_string is None:
-            return sampled_text(self._tokenizer, ids)
-        spoken = decode_bytes(ids)
-        at = spoken.find(stop_string.encode())
-        if at < 0 or not stop_string:
-            raise SamplerError(
-                f"turn {len(self.turns)}: the sample ended on the stop string "
-                f"{stop_string!r}, which is not in its text\n"
-                "hint: return all sampled ids, those of the stop string included"
-            )
-        # The token that has the byte `at`, by the lengths of the decoded beginnings.
-        token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
-        record.stop_token, record.stop_string = start + token, stop_string
-        record.stop_inside = at > len(decode_bytes(ids[:token]))
-        text = spoken[:at].decode("utf-8", errors="replace")
-        whole = sampled_text(self._tokenizer, ids)
-        return whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text
 
     def _write(
         self, parts: list[Part], provenance: Literal["prompt", "env", "close"]

@@ -150,6 +150,8 @@ class Episode:
             seed=sample_seed(self._config.seed, self._task, self._attempt, turn),
             rollout_id=self._task.rollout_id,
             turn=turn,
+            messages=self._spoken,
+            tools=self.rollout.tools,
         )
         if self.rollout.prompt_ids is None:
             self.rollout.prompt_ids = request.prompt_ids
@@ -166,6 +168,11 @@ class Episode:
         else:
             sample = await self._sample_in_time(request)
         return check_sample(sample, request), time.monotonic() - began
+
+    def _spoken(self) -> Sequence[Message]:
+        """Return the conversation so far, with the policy's calls as `tool_calls`."""
+        made, messages = task_envs(self._task), self.rollout.messages
+        return messages if made is None or made.spoken is None else made.spoken(messages)
 
     async def _sample_in_time(self, request: SampleRequest) -> Sample:
         seconds = self._config.turn_timeout_s

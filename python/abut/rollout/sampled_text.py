@@ -7,6 +7,7 @@ Parsers search the text, so each spelled control token is veiled there: a charac
 does not have stands for its first one, until `Sampled` puts that back.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut._native import Tokenizer
+from abut.errors import SamplerError
 from abut.messages import Message
 from abut.parts import Part, Sampled
 from abut.processor import PartsProcessor, ThinkingProcessor
+from abut.rollout.rollout import TurnRecord
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.signedinteger[Any]]
 
@@ -105,3 +108,47 @@ def end_of_turn(
         if thinking:
             return [*thinking, *processor.closing(messages)]
     return processor.closing(messages, after=int(ids[-1]))
+
+
+def until_stop(
+    tokenizer: Tokenizer,
+    ids: Ids,
+    stops: Sequence[int],
+    stop_string: str | None,
+    record: TurnRecord,
+    *,
+    turn: int,
+) -> str:
+    """Return the text of a sample before its stop; note in the record what stopped it.
+
+    Args:
+        tokenizer: of the sample.
+        ids: of the sample, at least one.
+        stops: where in it are stop tokens.
+        stop_string: the one on which it ended.
+        record: of the turn.
+        turn: its number, for errors.
+
+    Raises:
+        SamplerError: the stop string is not in its text.
+    """
+    decode_bytes, start = tokenizer.decode_bytes, record.start
+    if stops:
+        record.stop_token = start + stops[0]
+        ids = ids[: stops[0]]
+    if stop_string is None:
+        return sampled_text(tokenizer, ids)
+    spoken = decode_bytes(ids)
+    at = spoken.find(stop_string.encode())
+    if at < 0 or not stop_string:
+        raise SamplerError(
+            f"turn {turn}: the sample ended on the stop string {stop_string!r}, which is not in "
+            "its text\nhint: return all sampled ids, those of the stop string included"
+        )
+    # The token that has the byte `at`, by the lengths of the decoded beginnings.
+    token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))
+    record.stop_token, record.stop_string = start + token, stop_string
+    record.stop_inside = at > len(decode_bytes(ids[:token]))
+    text = spoken[:at].decode("utf-8", errors="replace")
+    whole = sampled_text(tokenizer, ids)
+    return whole.part(whole.veiled[: len(text)]) if isinstance(whole, Sampled) else text

@@ -2,13 +2,14 @@
 
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sample, Sampler, SampleRequest
-from abut.samplers.scripted import ScriptedSampler
+from abut.samplers.scripted import ScriptedReplies, ScriptedSampler
 
 __all__ = [
     "BatchSampler",
     "Sample",
     "SampleRequest",
     "Sampler",
+    "ScriptedReplies",
     "ScriptedSampler",
     "StreamSampler",
 ]

@@ -4,8 +4,8 @@ A sampler never sees text. It gets the ids of a request and returns the ids that
 with its own logprob under the distribution it was drawn from, the stop token included.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from abut.errors import SamplerError
 from abut.images import ImageSpan
+from abut.messages import Message
 
 Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -45,6 +46,18 @@ class SampleRequest:
     """Tokens that must not be drawn: their probability is 0, in the logprobs too."""
     streams: tuple[str, ...] = ()
     """The names that `Sample.streams` must have, from `RolloutConfig.streams`."""
+    messages: Callable[[], Sequence[Message]] = field(default=list, compare=False, repr=False)
+    """Returns the conversation so far, for samplers that answer with messages."""
+    tools: Sequence[Mapping[str, Any]] = field(default=(), compare=False, repr=False)
+    """JSON schemas of the tools that the policy can call."""
+    ids_of: Callable[[Message], Ids] | None = field(default=None, compare=False, repr=False)
+    """Returns the ids of a message as the chat template writes it, its stop token included; raises
+    a TemplateError if the template does not write such a message."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For the other ranks of an engine, without what needs the conversation."""
+        passed = [f.name for f in fields(self) if f.name not in ("messages", "tools", "ids_of")]
+        return SampleRequest, tuple(getattr(self, name) for name in passed)
 
     @property
     def where(self) -> str:

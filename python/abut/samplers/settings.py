@@ -72,5 +72,20 @@ def settings_of(sampling: SamplingKeywords) -> SamplingSettings:
     return SamplingSettings(**keywords, generation_kwargs=more)
 
 
+def settings_for_clients(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, also neutral ones, as chat clients name them.
+
+    Args:
+        settings: by the names of `SamplingSettings`. None is neutral, and what
+            `generation_kwargs` has, counts.
+    """
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    named: dict[str, Any] = {
+        name: neutral.get(name) if v is None else v for name, v in settings.items()
+    }
+    more = named.pop("generation_kwargs", None) or {}
+    return {"presence_penalty": 0.0, "frequency_penalty": 0.0, **named, **more}
+
+
 NAMED = tuple(one.name for one in fields(SamplingSettings) if one.name != "generation_kwargs")
 """The settings that all samplers know by these names, as `GRPOTrainer` has them as attributes."""

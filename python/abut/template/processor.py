@@ -18,6 +18,7 @@ from abut.messages import Message
 from abut.parts import Part, Sampled, Scaffold, veiled
 from abut.pretrained import tokenizer_of
 from abut.template.calls.parser import tool_call_parser
+from abut.template.calls.written import turn_parts
 from abut.template.image_processor import ImageProcessor
 from abut.template.increment import Increment, as_rendered, changed_content
 from abut.template.mask import Layout, Masked, Plan, free_stem, json_or_none, layout_of, mask
@@ -119,7 +120,7 @@ class ChatTemplateProcessor:
         stops = [self._end.stop, *([tool.stop] if tool.appendable else [])]
         ids = [self._render.control[token] for token in stops]
         eos_id = hf_tokenizer.eos_token_id
-        self.stop_token_ids = _unique([*ids, *([] if eos_id is None else [eos_id])])
+        self.stop_token_ids = tuple(dict.fromkeys([*ids, *([] if eos_id is None else [eos_id])]))
         self._prover.inside.check_thinking(self._tokens(self.stop_token_ids))
         self.thinking = find_thinking(self._render, self._prover.generation_prompt)
         self.report = probe(
@@ -152,7 +153,7 @@ class ChatTemplateProcessor:
         """Return a copy that also stops at `ids` (of a generation config), proved as well."""
         self._prover.inside.check_thinking(self._tokens(ids))
         other = copy.copy(self)
-        other.stop_token_ids = _unique([*self.stop_token_ids, *ids])
+        other.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *map(int, ids)]))
         other.report = replace(self.report, stop_tokens=self._tokens(other.stop_token_ids))
         return other
 
@@ -242,6 +243,11 @@ class ChatTemplateProcessor:
             parts = proved.parts(self._render, messages, masked)
         images = () if masked is None else masked.images
         return with_expansions(self._render.typed(parts), images, self.images, messages)
+
+    def turn_parts(self, message: Message) -> list[Part]:
+        """Return a turn of the policy, see `TurnWritingProcessor`."""
+        render = self._render
+        return turn_parts(render, render.control, self.thinking, self.report.stop_tokens, message)
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
         """Return whether `increment` renders nothing for such messages: only abut's code runs."""
@@ -384,10 +390,6 @@ class ChatTemplateProcessor:
             plan = masked.plan(self._render(masked.messages))
             _remember(self._opening_plans, key, plan)
         return plan
-
-
-def _unique(ids: Sequence[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(i) for i in ids))
 
 
 def _remember(cache: dict[_K, _T], key: _K | None, value: _T) -> None:

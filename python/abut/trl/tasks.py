@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from abut.envs.task import RolloutTask
 from abut.messages import (
@@ -95,7 +95,13 @@ class Tasks:
             )
         return tasks
 
-    def of_group(self, row: Mapping[str, Any], group: int, generations: int) -> list[RolloutTask]:
+    def of_group(
+        self,
+        row: Mapping[str, Any],
+        group: int,
+        generations: int,
+        mode: Literal["train", "eval"] = "train",
+    ) -> list[RolloutTask]:
         """Return the tasks of one group, of a run that has no batches; `run_id` must be set.
 
         The random draws follow from the number of the group, so that a resumed run goes on with
@@ -105,6 +111,7 @@ class Tasks:
             row: of the dataset.
             group: its number in the run, also over what the run was resumed from.
             generations: how many rollouts it has.
+            mode: a group of an evaluation has the draws of `trainer.evaluate()`.
 
         Raises:
             ValueError: as `of_batch`.
@@ -121,12 +128,13 @@ class Tasks:
                 row["prompt"],
                 row,
                 where,
-                f"train/{group}",
+                f"{mode}/{group}",
                 index=member,
-                rollout_id=f"train-{group}-{member}-{self.run_id}",
+                rollout_id=f"{mode}-{group}-{member}-{self.run_id}",
                 group=group,
                 member=member,
-                sample_key=f"train/{group}/{member}",
+                sample_key=f"{mode}/{group}/{member}",
+                mode=mode,
             )
             for member in range(generations)
         ]

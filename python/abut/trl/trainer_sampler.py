@@ -13,7 +13,7 @@ from abut._native import Tokenizer
 from abut.samplers.image_inputs import ImageInputs
 from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
-from abut.samplers.settings import NAMED
+from abut.samplers.settings import NAMED, settings_for_clients
 
 # This TRL and later ones ask `vllm serve`; earlier ones a server of their own.
 _ASKS_VLLM = (1, 11)
@@ -54,12 +54,13 @@ def sampler_of(
 def client_settings(trainer: Any) -> dict[str, Any]:
     """Return the trainer's sampling settings, also neutral ones, as chat clients name them."""
     settings = {name: getattr(trainer, name) for name in NAMED}
-    return _for_clients(settings) | (trainer.args.generation_kwargs or {})
+    more = trainer.args.generation_kwargs
+    return settings_for_clients({**settings, "generation_kwargs": more})
 
 
 def async_client_settings(args: Any) -> dict[str, Any]:
     """Return the sampling settings of an `AsyncGRPOConfig`, as chat clients name them."""
-    return _for_clients({name: getattr(args, name) for name in NAMED})
+    return settings_for_clients({name: getattr(args, name) for name in NAMED})
 
 
 def async_sampler_of(
@@ -82,12 +83,6 @@ def async_sampler_of(
     )
     sampler.ask_for_adapters(adapter)
     return sampler
-
-
-def _for_clients(settings: dict[str, Any]) -> dict[str, Any]:
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    settings = {name: neutral.get(name) if v is None else v for name, v in settings.items()}
-    return {"presence_penalty": 0.0, "frequency_penalty": 0.0, **settings}
 
 
 def _in_process(

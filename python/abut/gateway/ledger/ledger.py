@@ -225,6 +225,8 @@ class Ledger:
                 rollout_id=self.rollout_id,
                 turn=len(branch.calls),
                 stop=request.stop,
+                messages=lambda: request.messages,
+                tools=request.tools or (),
             )
             call = pending.as_call(len(self.calls))
             self.calls.append(call)

@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from abut.errors import TemplateError
+from abut.messages import Message
+from abut.parts import Content, Part, Scaffold
 from abut.template.thinking import (
     Render,
     ThinkingFormat,
@@ -16,7 +18,7 @@ from abut.template.thinking import (
     after_user,
     render_or_none,
 )
-from abut.template.turn_layout import assistant, tool_call, user
+from abut.template.turn_layout import assistant, quote_difference, tool_call, user
 from abut.tool_calls.patterns import TAG
 
 NAME, OTHER_NAME = "abutName", "abutOther"
@@ -123,6 +125,69 @@ def call_probes(render: Render, thinking: ThinkingFormat | None = None) -> Itera
             if NAME in written and VALUE in written:
                 found = True
                 yield probe
+
+
+def turn_parts(
+    render: Render,
+    control: Iterable[str],
+    thinking: ThinkingFormat,
+    stops: Sequence[str],
+    message: Message,
+) -> list[Part]:
+    """Return a turn of the policy behind the generation prompt, its stop token included.
+
+    Args:
+        render: renders with the template.
+        control: the control tokens of the tokenizer.
+        thinking: how the template writes thinking; the turn has none.
+        stops: the tokens that end a turn.
+        message: has `content`, `tool_calls` with `function.name` and `function.arguments` (an
+            object), or both.
+
+    Raises:
+        TemplateError: the template does not write such a turn, or does not end it.
+    """
+    said: str = message.get("content") or ""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or ()
+    ]
+    probe: CallProbe | None = CallProbe(render, False, said)
+    if calls:
+        probe = next(call_probes(render, thinking), None)
+    if probe is None:
+        raise TemplateError(
+            "the template writes no tool calls\nhint: a reply without tool_calls, or another model"
+        )
+    spelled = [token for token in control if any(token in json.dumps(c) for c in calls)]
+    if spelled:
+        raise TemplateError(
+            f"the calls of a reply spell the control token {spelled[0]!r}, which would end or "
+            "begin something there\nhint: leave it out"
+        )
+    given = {"content": said or probe.content} if calls else {"content": said}
+    made = [probe.call(k, *call) for k, call in enumerate(calls)]
+    turn = {"role": "assistant", **given, **({"tool_calls": made} if made else {})}
+    whole = after_user(render([user(), turn], add_generation_prompt=False))
+    text = after_common_prefix(whole, probe.prompt)
+    text = thinking.closing(text) + text  # the prompt may have begun thinking that this text lacks
+    said = said if said in text else said.strip()  # as many templates do
+    start = text.find(said)
+    if start < 0:
+        raise TemplateError(
+            f"the template writes no such turn: {quote_difference(said, text)}\n"
+            f"hint: a reply {'without text beside its calls' if calls else 'in other words'}"
+        )
+    behind = text[start + len(said) :]
+    # In some templates the next message begins with the stop token.
+    ends = [(behind.find(stop), stop) for stop in stops if stop in behind]
+    at, stop = min(ends, default=(len(behind), stops[0]))
+    parts: tuple[Part, ...] = (
+        Scaffold(text[:start]),
+        Content(said),
+        Scaffold(behind[:at] + stop),
+    )
+    return [part for part in parts if part]
 
 
 _ATOM = re.compile(rf"{TAG.pattern}|\s|\w+|.", re.DOTALL)

@@ -1,0 +1,319 @@
+"""Rollouts without a trainer: `play` them, or `evaluate` a policy by them.
+
+Invariant: what is played here is played as in training, by the same engine and with the same
+processor, so an environment that works here works there. The random draws of a rollout follow from
+its row and its place among the rollouts of that row, as in `trainer.evaluate()`.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from abut._native import Tokenizer
+from abut.envs.task import RolloutTask
+from abut.errors import PlayInterrupted
+from abut.evaluation.summary import Evaluation, FailedRollouts
+from abut.gateway.server.gateway import Gateway
+from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
+from abut.processor import PartsProcessor, Processor
+from abut.records.recorder import BackgroundRecorder, FlushingRecorder, Recorder
+from abut.rollout.config import RolloutConfig
+from abut.rollout.rollout import Rollout
+from abut.samplers.in_process import AnySampler
+from abut.samplers.settings import SamplingSettings, settings_for_clients
+from abut.template.image_processor import ImageProcessor
+from abut.trl.route import EnvArgument
+from abut.trl.run_records import RolloutRecorder
+from abut.trl.tasks import Tasks
+from abut.trl.trainer_engine import (
+    Arguments,
+    ModelLimits,
+    RecorderArgument,
+    TrainerSide,
+    checked_arguments,
+    engine_for,
+    image_processor_of,
+)
+
+Rows: TypeAlias = Iterable[Mapping[str, Any]] | str | os.PathLike[str]
+"""Rows of a dataset: dicts with a `prompt`, a `datasets.Dataset`, or the path of a JSONL file."""
+
+
+def play(
+    env: EnvArgument,
+    rows: Rows,
+    *,
+    sampler: Any,
+    tokenizer: Any = None,
+    sampling: SamplingSettings | None = None,
+    k: int = 1,
+    config: RolloutConfig | None = None,
+    processor: Processor | PartsProcessor | None = None,
+    system_prompt: str | None = None,
+    gateway: Gateway | None = None,
+    recorder: RecorderArgument = None,
+) -> list[Rollout]:
+    """Play rollouts without a trainer; blocks, in a notebook too.
+
+    Args:
+        env: as `make_rollout_func` takes it.
+        rows: of a dataset, each with a column `prompt`.
+        sampler: the URL of a vLLM server, or a list of URLs; a transformers model; or a sampler.
+        tokenizer: a name, a folder, a tokenizer, or the processor of a model with images. None
+            takes that of the model.
+        sampling: how tokens are drawn; None: at temperature 1, without filters. A sampler object
+            has settings of its own.
+        k: how often each row is played. The rollouts of a row are a group, as in training.
+        config: limits and policies; None takes the defaults. `max_rollouts=None` plays as many at
+            once as may ask the engine, `max_requests`.
+        processor: None derives one from the tokenizer's chat template.
+        system_prompt: for prompts that have no system message.
+        gateway: where agents ask the policy; None serves on the loopback until the call returns.
+        recorder: keeps every rollout, as that of `make_rollout_func`.
+
+    Returns:
+        Row by row, each `k` times. A failed rollout is among them.
+
+    Raises:
+        TypeError: an argument has a wrong type, or a URL comes without a tokenizer.
+        ValueError: a row cannot be played, or `k` is not positive.
+        RolloutError: more failed than `config.max_failed_frac` allows.
+        SamplerError: the sampler failed.
+        PlayInterrupted: Ctrl-C; it has the rollouts that had ended.
+    """
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={k!r}: how often each row is played must be a whole number from 1 on")
+    policy = _policy_of(sampler, tokenizer, sampling, processor)
+    config = config or RolloutConfig()
+    arguments = checked_arguments(
+        env,
+        # More rollouts than may ask at once would only wait, each with an environment.
+        config=replace(
+            config,
+            max_rollouts=config.max_rollouts or config.max_requests,
+            branch=config.branch or "all",
+        ),
+        processor=processor,
+        sampler=policy.sampler(),
+        system_prompt=system_prompt,
+        recorder=recorder,
+        gateway=gateway,
+    )
+    for source in arguments.route.agents:
+        source.sampling = partial(settings_for_clients, vars(sampling or SamplingSettings()))
+        source.rewards_turns = True
+    arguments.tasks.run_id = uuid.uuid4().hex[:8]
+    engine, for_task = engine_for(policy, arguments)
+    tasks = list(map(for_task, _tasks_of(arguments.tasks, _read_rows(rows), k)))
+    record = _record(arguments, tasks, policy)
+    ended: list[Rollout] = []
+
+    def note(rollout: Rollout) -> None:
+        ended.append(rollout)
+        if record is not None:
+            record(rollout)
+
+    with ExitStack() as stack:
+        stack.callback(_flush, arguments.recorder)
+        if arguments.route.agents:
+            stack.enter_context(_serving(arguments, ends=gateway is None))
+        try:
+            return engine.run(tasks, on_rollout=note)
+        except KeyboardInterrupt as interrupt:
+            raise PlayInterrupted(
+                f"{len(ended)} of {len(tasks)} rollouts had ended", ended
+            ) from interrupt
+
+
+def evaluate(
+    env: EnvArgument,
+    rows: Rows,
+    *,
+    success: float = 1.0,
+    failed: FailedRollouts = "leave_out",
+    k: int = 1,
+    **arguments: Any,
+) -> Evaluation:
+    """Play rollouts as `play` does, and sum up what the policy got for them.
+
+    Args:
+        env: as in `play`.
+        rows: as in `play`.
+        success: the least reward of a success, for `pass_at`.
+        failed: rollouts that failed, by their environment and not by the policy, are left out of
+            the mean and counted beside it; or count as 0.
+        k: as in `play`.
+        **arguments: the others of `play`.
+
+    Raises:
+        ValueError: `failed` is another word; and as `play`, which also raises the other errors.
+    """
+    if failed not in ("leave_out", "zero"):
+        raise ValueError(f"failed={failed!r}: must be 'leave_out' or 'zero'")
+    rows = list(_read_rows(rows))
+    rollouts = play(env, rows, k=k, **arguments)
+    return Evaluation.of(rollouts, rows, k, success=success, failed=failed)
+
+
+def _read_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
+    """Return the rows, read from their file if it is a path.
+
+    Raises:
+        TypeError: they are no rows.
+        ValueError: a line is not the JSON of an object.
+    """
+    if isinstance(rows, str | os.PathLike):
+        return list(_rows_of_file(Path(rows)))
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise TypeError(
+            "rows must be dicts with a prompt, a Dataset or the path of a JSONL file, got "
+            f"{type(rows).__name__}\n"
+            'hint: [{"prompt": "…"}]'
+        )
+    return rows
+
+
+def _rows_of_file(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: no JSON object, but {line[:80]!r}")
+            yield row
+
+
+def _policy_of(
+    sampler: Any,
+    tokenizer: Any,
+    sampling: SamplingSettings | None,
+    processor: Processor | PartsProcessor | None,
+) -> TrainerSide:
+    """Return the sampler, and all else that a trainer would say of its model.
+
+    Raises:
+        TypeError: there is no tokenizer, or settings beside a sampler that has its own.
+    """
+    urls = [sampler] if isinstance(sampler, str) else sampler
+    is_url = isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls)
+    is_model = hasattr(sampler, "generate") and hasattr(sampler, "config")
+    if sampling is not None and not (is_url or is_model):
+        raise TypeError(
+            f"sampling= beside {type(sampler).__name__}, which has settings of its own\n"
+            "hint: give them to the sampler"
+        )
+    name = tokenizer
+    if name is None and is_model:
+        name = sampler.config.name_or_path
+    if not name:
+        raise TypeError(
+            "tokenizer= is missing: the sampler does not say which one its model has\n"
+            "hint: tokenizer='Qwen/Qwen3-8B', a folder, or a tokenizer object"
+        )
+    processing_class = load_hf_tokenizer(name) if isinstance(name, str | os.PathLike) else name
+    hf_tokenizer = tokenizer_of(processing_class)
+    images = image_processor_of(processing_class, processor)
+    settings = vars(sampling or SamplingSettings())
+    limits = ModelLimits()
+    if is_url:
+        stops = generation_stop_ids(name, vocab_size=len(hf_tokenizer))
+        limits = ModelLimits(stop_token_ids=stops)
+    elif is_model:
+        limits = ModelLimits.of(sampler)
+
+    def make() -> AnySampler:
+        if is_url:
+            from abut.samplers.vllm import VLLMServerSampler
+
+            return VLLMServerSampler(urls, **settings)
+        if is_model:
+            return _model_sampler(sampler, hf_tokenizer, images, settings)
+        return sampler  # type: ignore[no-any-return]
+
+    return TrainerSide(
+        hf_tokenizer=hf_tokenizer,
+        model_limits=limits,
+        max_completion_tokens=None,
+        sampler=make,
+        progress=find_spec("tqdm") is not None,
+        images=images,
+    )
+
+
+def _model_sampler(
+    model: Any, hf_tokenizer: Any, images: ImageProcessor | None, settings: Mapping[str, Any]
+) -> AnySampler:
+    from abut.samplers.transformers import TransformersSampler
+
+    pad = hf_tokenizer.pad_token_id
+
+    @contextmanager
+    def without_dropout() -> Iterator[Any]:
+        trains = model.training
+        model.eval()
+        try:
+            yield model
+        finally:
+            model.train(trains)
+
+    return TransformersSampler(
+        model,
+        pad_token_id=hf_tokenizer.eos_token_id if pad is None else pad,
+        tokenizer=Tokenizer.from_pretrained(hf_tokenizer),
+        images=images,
+        unwrap=without_dropout,
+        **settings,
+    )
+
+
+def _tasks_of(tasks: Tasks, rows: Iterable[Mapping[str, Any]], k: int) -> Iterator[RolloutTask]:
+    for number, row in enumerate(rows):
+        for task in tasks.of_group(row, number, k, mode="eval"):
+            yield replace(task, index=number * k + task.member)
+
+
+def _record(
+    arguments: Arguments, tasks: Sequence[RolloutTask], policy: TrainerSide
+) -> Callable[[Rollout], None] | None:
+    if arguments.recorder is None:
+        return None
+    keep = RolloutRecorder(
+        arguments.recorder,
+        run_id=arguments.tasks.run_id,
+        rank=0,
+        mode="eval",
+        tokenizer=policy.hf_tokenizer.name_or_path,
+        images=arguments.record_images,
+    )
+    return lambda rollout: keep.write(tasks[rollout.index], rollout, step=None)
+
+
+def _flush(recorder: Recorder | None) -> None:
+    if isinstance(recorder, FlushingRecorder):
+        recorder.flush()
+    if isinstance(recorder, BackgroundRecorder):
+        recorder.wait()
+
+
+@contextmanager
+def _serving(arguments: Arguments, *, ends: bool) -> Iterator[None]:
+    """Have the gateway listen; stop it afterwards if nobody else has it."""
+    gateway = arguments.route.gateway
+    gateway.registry.join_run(arguments.tasks.run_id)
+    gateway.start()
+    try:
+        yield
+    finally:
+        if ends:
+            gateway.stop()
