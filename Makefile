@@ -18,8 +18,10 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 # an mcp of their own, and OpenHands a Python 3.12.
 OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
 AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(OPENHANDS_PYTHON:%=openhands)
+# Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
+VERIFIERS_VERSIONS := 0.4.0
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -98,6 +100,13 @@ test-eval-protocol: build .venv-eval-protocol/deps.stamp
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=$(abspath python) .venv-eval-protocol/bin/python -m pytest \
 		-W ignore -m eval_protocol tests/eval_protocol
 
+# ABUT_VERIFIERS_ENVIRONMENTS names the folder `environments` of a checkout of verifiers, which are
+# played too; without it these tests are skipped.
+test-verifiers: $(VERIFIERS_VERSIONS:%=test-verifiers-%)
+
+$(VERIFIERS_VERSIONS:%=test-verifiers-%): test-verifiers-%: build .venv-verifiers/%/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-verifiers/$*/bin/python -m pytest -W ignore -m verifiers tests/verifiers
+
 # The tests run in our environment, because abut imports nothing of NeMo Gym.
 test-nemo-gym: build .venv-nemo-gym/deps.stamp
 	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m "not nodes" tests/nemo_gym
@@ -164,6 +173,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 .venv-openenv/deps.stamp: tests/openenv/servers/requirements.txt
 # Eval Protocol brings a hundred packages, and a pytest plugin that every run would load.
 .venv-eval-protocol/deps.stamp: tests/eval_protocol/requirements.txt
+$(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.stamp: tests/verifiers/%.txt
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
 # DeepSpeed compiles nothing here.
 .venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt

@@ -254,6 +254,20 @@ USES = {
 
         assert abut.eval_protocol.eval_test(test_it).dataset()["prompt"][0] == "hi"
     """,
+    "verifiers": """
+        import sys, types
+        from importlib.machinery import ModuleSpec
+        import verifiers.v1 as vf
+        from abut.verifiers import verifiers_env
+
+        class One(vf.Taskset[vf.Task, vf.TasksetConfig]):
+            def load(self):
+                return [vf.Task(vf.TaskData(prompt="hi"))]
+
+        module = sys.modules["one_taskset"] = types.ModuleType("one_taskset")
+        module.__spec__, module.__all__, module.One = ModuleSpec("one_taskset", None), ["One"], One
+        assert verifiers_env("one_taskset").dataset()["prompt"][0] == "hi"
+    """,
     "claude-code": """
         from abut.agents import ClaudeCode
         from abut.gateway import Gateway
@@ -385,6 +399,7 @@ ALONE = {
     "codex": ("codex_cli_bin", "test-agents-coding"),
     "eval_protocol": ("eval_protocol", "test-eval-protocol"),
     "ray": ("ray", "test-ray"),
+    "verifiers": ("verifiers", "test-verifiers"),
 }
 """The module that an extra brings, and the target that makes an environment with it."""
 
@@ -503,5 +518,6 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "parquet",
         "ray",
         "testing",
+        "verifiers",
         "dev",
     }

@@ -28,6 +28,7 @@ import abut.strategies
 import abut.testing
 import abut.trl
 import abut.trl_env
+import abut.verifiers
 from abut.samplers.settings import SamplingSettings
 
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
@@ -51,6 +52,7 @@ MODULES = {
     "testing": abut.testing.__all__,
     "trl": abut.trl.__all__,
     "trl_env": tuple(name for name in abut.trl_env.__all__ if name not in KNOWN),
+    "verifiers": abut.verifiers.__all__,
 }
 OPTIONAL = (
     "PIL",
@@ -65,6 +67,7 @@ OPTIONAL = (
     "tqdm",
     "transformers",
     "trl",
+    "verifiers",
     "websockets",
     "yaml",
 )

@@ -26,7 +26,7 @@ from abut.gateway.server.body import Bodies
 from abut.gateway.server.body_images import BodyImages
 from abut.gateway.server.connections import Connections
 from abut.gateway.server.standalone import Standalone
-from abut.rollout.config import RolloutConfig
+from abut.rollout.config import BranchChoice, RolloutConfig
 from abut.rollout.conversation import Conversation
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ class Registry:
         """The rank of this process; None if there is only one."""
         self.session_headers: set[str] = set()
         """The headers by which the calls of some agent name their session, in lower case."""
-        # A `PlayedAgent` sets the next four when a batch begins.
+        # A `PlayedAgent` sets the next five when a batch begins.
         self.settings: Mapping[str, Any] = {}
         """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a
         completion, for agents that pass them on."""
@@ -173,6 +173,8 @@ class Registry:
         """The writers of the batch, for agents that check rows before the batch is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
         """The time limit of a turn in the batch that is played."""
+        self.branch: BranchChoice | None = None
+        """Which conversations of a rollout become rows in the batch that is played."""
         self.loop: DaemonLoop | None = None
         """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)

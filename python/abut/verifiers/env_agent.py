@@ -1,0 +1,224 @@
+"""An environment of verifiers as an agent: verifiers plays an episode, the gateway its rows.
+
+Invariant: a rollout is one episode. Each trace of it is a session of the gateway, so the calls of
+two traces are never one conversation.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from abut._native import Tokenizer
+from abut.agents.dataset_agent import Serving
+from abut.agents.protocol import AgentResult, Endpoint
+from abut.envs.signatures import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.gateway.ledger.row import limit_of
+from abut.gateway.server.gateway import Gateway
+from abut.pickling import stays
+from abut.rollout.rollout import Rollout, StopReason
+from abut.verifiers.episode_result import cut_short, failure_of, result_of
+from abut.verifiers.seats import policy_seats, untrainable_seats
+from abut.verifiers.task_rows import TaskRows, has_images, row_id
+
+_KEY_VARIABLE = "ABUT_VERIFIERS_API_KEY"
+
+
+@stays(
+    "it has servers of this process",
+    hint="send the arguments of verifiers_env, and call it in the process that trains",
+)
+class VerifiersEnv:
+    """An environment of verifiers 0.4, for `make_rollout_func`; `verifiers_env` makes it.
+
+    Args:
+        env: a `verifiers.v1.Env`.
+        name: the name in logs, errors and the dataset's column `environment`.
+        train: the seats that are trained; None: all that the policy plays and that the environment
+            trains.
+
+    Attributes:
+        name: the argument.
+        session_header: the header by which verifiers says which trace a call belongs to.
+
+    Raises:
+        ValueError: `train` names a seat that the policy does not play, or a seat has a model
+            without an endpoint.
+    """
+
+    session_header = "x-session-id"
+
+    def __init__(self, env: Any, name: str, train: Sequence[str] | None = None) -> None:
+        self.name = self.__name__ = name
+        self._env = env
+        self._train = train
+        self._seats = policy_seats(env)
+        _check_train(train, self._seats, name)
+        self._rows = TaskRows(env.taskset, name)
+        self._first_image: str | None = None
+        self._serving = Serving(env.serving, name)
+        self._gateway: Gateway | None = None
+        self._trained: Collection[str] = ()
+        self._takes_one_row = False
+
+    def dataset(self, n: int | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
+        """Return tasks as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+
+        Its columns: `prompt`, for people; `environment`, this environment's name, for a `dict` of
+        environments; `row_id`; and the task as JSON.
+
+        Args:
+            n: how many tasks; None: all.
+            shuffle: whether they are drawn at random.
+            seed: of the shuffle.
+
+        Raises:
+            ValueError: the taskset never ends and `n` is None, there are no tasks, JSON changes a
+                task, or one needs a container that no seat has.
+        """
+        dataset, tasks = self._rows.dataset(n, shuffle=shuffle, seed=seed)
+        for task in tasks:
+            self._check_container(task)
+            if self._first_image is None and has_images(task):
+                self._first_image = row_id(task)
+        return dataset
+
+    async def start(self, gateway: Gateway) -> None:
+        """Serve, from the first batch on, and check which seats are trained.
+
+        Raises:
+            EnvError: no seat is trained; or several are, and the trainer takes one row; or the
+                dataset has images, and the model takes none.
+        """
+        self._gateway = gateway
+        self._check_images(self._first_image, EnvError)
+        os.environ[_key_variable(gateway.key)] = gateway.key
+        await self._serving.started()
+        seats = [seat for seat in self._seats if seat in (self._train or self._seats)]
+        fixed = await self._untrainable(seats)
+        self._trained = [seat for seat in seats if seat not in fixed]
+        self._takes_one_row = gateway.registry.branch not in ("all", None)
+        if not self._trained:
+            raise EnvError(
+                f"the environment {self.name} trains none of the seats that the policy plays: "
+                f"{', '.join(seats) or 'there are none'}\n"
+                "hint: leave train= out, or name another seat"
+            )
+        if self._takes_one_row and len(self._trained) > 1:
+            raise EnvError(
+                f"{self.name} has {len(self._trained)} seats that the policy plays: "
+                f"{', '.join(self._trained)}\n"
+                f'hint: train="{self._trained[0]}", or abut.trl.GRPOTrainer, which trains each of '
+                "them"
+            )
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Play one episode.
+
+        Raises:
+            UnplayableRow: the row has no task, or images that the model does not take.
+            EnvError: the episode is not ok.
+        """
+        from verifiers.v1.clients import EvalClientConfig, ModelContext
+        from verifiers.v1.types import SamplingConfig
+
+        gateway = self._gateway
+        assert gateway is not None
+        vf_task = self._rows.task_of(task)
+        self._check_images(row_id(vf_task) if has_images(vf_task) else None, UnplayableRow)
+        # Once more: after a loop was lost, attempts run on another one.
+        await self._serving.started()
+        sampling = {key: value for key, value in gateway.sampling.items() if value is not None}
+        # One client for all rollouts, because verifiers keeps one for each configuration until the
+        # serving ends. So the rollout's name is in the model's.
+        context = ModelContext(
+            model=f"policy/{endpoint.rollout_id}",
+            client=EvalClientConfig(
+                base_url=gateway.base_url, api_key_var=_key_variable(gateway.key)
+            ),
+            sampling=SamplingConfig(**sampling),
+        )
+        minted: list[Any] = []
+        episode = await self._env.run_episode(vf_task, context, on_trace=minted.append)
+        if episode.ok:
+            return result_of(episode, minted, name=self.name, trained=self._trained)
+        if await self._limit_of(endpoint.rollout_id) is not None:
+            return cut_short(minted)
+        raise failure_of(episode, self.name)
+
+    async def settle(
+        self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Tokenizer
+    ) -> None:
+        """Judge a rollout by the trace of its row where the trainer takes no other row of it."""
+        if not self._takes_one_row:
+            return
+        for _, rollout in played:
+            session = rollout.session
+            if not rollout.failed and session is not None and session in rollout.rewards:
+                rollout.reward = rollout.rewards[session]
+                rollout.measured = rollout.reward is not None
+
+    async def close(self) -> None:
+        """End the servers of tools and what else serves the run."""
+        await self._serving.close()
+
+    async def _untrainable(self, seats: Sequence[str]) -> set[str]:
+        try:
+            return await untrainable_seats(self._env, seats)
+        except Exception:  # `Env.setup` fails: each episode says so
+            return set()
+
+    async def _limit_of(self, endpoint_id: str) -> StopReason | None:
+        """Return the limit of the run by which a rollout's calls were refused or cut."""
+        assert self._gateway is not None
+        registry = self._gateway.registry
+
+        async def find() -> StopReason | None:
+            ledger = registry.ledgers.get(endpoint_id)
+            return None if ledger is None else limit_of(ledger)
+
+        return await registry.ask(find)
+
+    def _check_images(self, row: str | None, error: Callable[[str], Exception]) -> None:
+        assert self._gateway is not None
+        if row is not None and not self._gateway.registry.images.roles:
+            raise error(
+                f"row {row} of {self.name} has images, and the model takes none\n"
+                "hint: train a model that takes images with abut.trl.GRPOTrainer, see "
+                "docs/images.md"
+            )
+
+    def _check_container(self, task: Any) -> None:
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.runtimes import SubprocessConfig
+
+        boxes = [spec.runtime for spec in agent_config_fields(self._env.config).values()]
+        needs = task.NEEDS_CONTAINER or task.data.image is not None
+        if needs and all(isinstance(box, SubprocessConfig) for box in boxes):
+            raise ValueError(
+                f"task {row_id(task)} of {self.name} needs a container\n"
+                'hint: runtime="docker", and harness="bash" or another one that works in it'
+            )
+
+
+def _key_variable(key: str) -> str:
+    """Return the variable of the environment that has the gateway's key.
+
+    verifiers takes keys from the environment alone, and keeps variables whose name has API_KEY
+    from the programs that it starts. The name follows from the key, so that two gateways of one
+    process do not share it.
+    """
+    return f"{_KEY_VARIABLE}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
+
+
+def _check_train(train: Sequence[str] | None, seats: Sequence[str], name: str) -> None:
+    for seat in train or ():
+        if seat not in seats:
+            raise ValueError(
+                f"train has {seat!r}, which is no seat of {name} that the policy plays\n"
+                f"hint: these are {', '.join(seats) or 'none'}"
+            )
+    if train is not None and not train:
+        raise ValueError(f"train is empty: {name} would train nothing")

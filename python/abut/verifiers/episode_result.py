@@ -1,0 +1,89 @@
+"""The traces of an episode as the result of a rollout: a name and a reward for each session.
+
+Invariant: a trace has a reward only if its episode and the trace are ok and each of its rewards is
+there and finite. A trace of a seat that is not trained never has one, so it is never a row, and no
+trace ever has the reward of another.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from abut.agents.protocol import AgentResult
+from abut.errors import EnvError
+
+_MOST_ERRORS = 3
+
+
+def result_of(
+    episode: Any, minted: Iterable[Any], *, name: str, trained: Collection[str]
+) -> AgentResult:
+    """Return the result of an episode that is ok.
+
+    Args:
+        episode: a `verifiers.v1.Episode`.
+        minted: all traces that it has begun.
+        name: the environment's, in the names of metrics.
+        trained: the seats that are trained.
+    """
+    names = {trace.id: trace.agent.name for trace in minted}
+    ours = [trace for trace in episode.traces if _is_trained(trace, trained)]
+    rewards: dict[str, float | None] = dict.fromkeys(names)
+    rewards |= {trace.id: reward_of(trace) for trace in ours}
+    extras = extras_of(episode.traces, name)
+    if not any(trace.rewards for trace in ours):
+        # The taskset gives no rewards: reward functions of the trainer may.
+        for trace in ours:
+            del rewards[trace.id]
+        return AgentResult(None, extras, names=names, rewards=rewards)
+    asked = [rewards[trace.id] for trace in ours if trace.num_turns]
+    scores = [score for score in asked if score is not None]
+    mean = fmean(scores) if scores else None
+    return AgentResult(mean, extras, measured=bool(scores), names=names, rewards=rewards)
+
+
+def cut_short(minted: Iterable[Any]) -> AgentResult:
+    """Return the result of an episode that failed because a limit of the run ended its calls."""
+    names = {trace.id: trace.agent.name for trace in minted}
+    return AgentResult(None, measured=False, names=names, rewards=dict.fromkeys(names))
+
+
+def reward_of(trace: Any) -> float | None:
+    """Return the weighted sum of a trace's rewards; None if it was not scored."""
+    rewards = list(trace.rewards.values())
+    if not (trace.ok and rewards) or any(reward is None for reward in rewards):
+        return None
+    # The parts too: infinities of both signs may cancel.
+    values = [float(reward.value) for reward in rewards]
+    return sum(values) if all(map(math.isfinite, [*values, sum(values)])) else None
+
+
+def extras_of(traces: Sequence[Any], name: str) -> dict[str, float]:
+    """Return metrics and parts of rewards, each the mean over the traces of a seat."""
+    found: dict[str, list[float]] = {}
+    for trace in traces:
+        for key, value in _numbers_of(trace):
+            if value is not None and math.isfinite(value):
+                found.setdefault(f"{name}/{trace.agent.name}/{key}", []).append(float(value))
+    return {key: fmean(values) for key, values in found.items()}
+
+
+def failure_of(episode: Any, name: str) -> EnvError:
+    """Return the error of an episode that is not ok, with the place in the environment's code."""
+    # Those of traces first: what `Env.run` raises is often only that a seat plays no more.
+    errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
+    said = [f"{error.type}: {error.message}" for error in errors[:_MOST_ERRORS]]
+    error = EnvError(f"{name}: {'; '.join(dict.fromkeys(said)) or 'the episode is not ok'}")
+    error.trace = next((one.traceback for one in errors if one.traceback), "")
+    return error
+
+
+def _is_trained(trace: Any, trained: Collection[str]) -> bool:
+    return trace.agent.name in trained and trace.agent.trainable
+
+
+def _numbers_of(trace: Any) -> Iterator[tuple[str, float | None]]:
+    yield from trace.metrics.items()
+    for key, reward in trace.rewards.items():
+        yield f"reward/{key}", None if reward is None else reward.value

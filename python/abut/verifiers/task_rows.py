@@ -1,0 +1,86 @@
+"""Tasks of a taskset as rows of a dataset, and back.
+
+Invariant: a task comes out of the dataset as it went in, or the dataset is not made.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from abut.agents.dataset_agent import JsonRow, choose, json_dataset, preview, row_text
+from abut.envs.task import RolloutTask
+
+COLUMN = "verifiers_task"
+"""The dataset's column of tasks."""
+
+
+class TaskRows:
+    """The rows of one taskset.
+
+    Args:
+        taskset: a `verifiers.v1.Taskset`.
+        name: the environment's name.
+    """
+
+    def __init__(self, taskset: Any, name: str) -> None:
+        self._taskset, self._name = taskset, name
+        self._type = type(taskset).task_type()
+
+    def dataset(self, n: int | None, *, shuffle: bool, seed: int) -> tuple[Any, list[Any]]:
+        """Return a `datasets.Dataset`, and its tasks; see `VerifiersEnv.dataset`.
+
+        Raises:
+            ValueError: the taskset never ends and `n` is None, or JSON changes a task.
+        """
+        taskset = self._taskset
+        if not taskset.bounded and n is None:
+            raise ValueError(
+                f"{self._name} has tasks without end\nhint: {self._name}.dataset(1000)"
+            )
+        # A shuffle needs all tasks where it may take any of them.
+        first = taskset if n is None or (shuffle and taskset.bounded) else taskset.take(n)
+        tasks = choose(list(first), n, shuffle=shuffle, seed=seed)
+        return json_dataset(map(self._row, tasks), COLUMN, self._name), tasks
+
+    def task_of(self, task: RolloutTask) -> Any:
+        """Return the task of a rollout.
+
+        Raises:
+            UnplayableRow: the row of the rollout has none.
+        """
+        text = row_text(task, COLUMN, self._name)
+        data = self._type.data_type().model_validate_json(text)
+        return self._type(data, self._taskset.config.task)
+
+    def _row(self, task: Any) -> JsonRow:
+        data = task.data
+        text = data.model_dump_json()
+        if (back := self._type.data_type().model_validate_json(text)) != data:
+            changed = [key for key, value in data if getattr(back, key, None) != value]
+            raise ValueError(
+                f"task {row_id(task)} of {self._name}: JSON does not keep {', '.join(changed)}\n"
+                "hint: give the fields of the task's data types that pydantic writes to JSON and "
+                "reads again"
+            )
+        prompt = data.prompt
+        said = [("user", prompt)] if isinstance(prompt, str) else messages_of(task)
+        shown = preview(said, otherwise=data.name or f"{self._name} {row_id(task)}")
+        return JsonRow(shown, text, {"row_id": row_id(task)})
+
+
+def row_id(task: Any) -> str:
+    """Return the id of a task in its source, or else its number in the taskset."""
+    return str(task.data.idx if task.data.id is None else task.data.id)
+
+
+def messages_of(task: Any) -> Iterator[tuple[str, Any]]:
+    """Yield role and content of a prompt's messages; nothing if the prompt is a text or None."""
+    prompt = task.data.prompt
+    for message in prompt if isinstance(prompt, list) else ():
+        yield message.role, message.content
+
+
+def has_images(task: Any) -> bool:
+    """Return whether the prompt of a task has images."""
+    contents = [content for _, content in messages_of(task)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(part.type == "image_url" for part in parts)
