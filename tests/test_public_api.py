@@ -603,6 +603,8 @@ trl_env.make_rollout_func_mp(processor, tokenizer, decoder_factory, env_factory,
 max_conversation_length)
 trl_env.qwen3_instruct_processor
 trl_env.qwen3_processor
+verifiers.verifiers_env(id_or_env, *, env=None, config=None, args=None, seats=None, train=None, \
+harness=None, runtime=None, name=None)
 """
 
 

@@ -57,8 +57,11 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
 
 
 def warn_of_unused_rewards(rollouts: Sequence[Rollout]) -> None:
-    """Warn once where agents give conversations rewards, and the trainer does not look at them."""
-    if any(rollout.rewards for rollout in rollouts):
+    """Warn once where agents give conversations rewards, and the trainer does not look at them.
+
+    An agent that judges the rollout by its row's own reward loses nothing.
+    """
+    if any(rollout.rewards and rollout.reward != rollout.row_reward for rollout in rollouts):
         _once.warn(
             "unused rewards",
             "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: "

@@ -58,7 +58,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         async with AsyncExitStack() as stack:
             client = _ModelClient(endpoint, secret, tool_interception_url)
             await stack.enter_async_context(client.session)
-            tools = _Tools()
+            tools = _McpTools()
             if mcp_urls:
                 await tools.connect(mcp_urls, self.config.tool_timeout, stack)
             while True:
@@ -135,7 +135,7 @@ class _ModelClient:
         return decision["message"] if decision["action"] == "deny" else None
 
 
-class _Tools:
+class _McpTools:
     """The MCP tools of one segment."""
 
     def __init__(self) -> None:

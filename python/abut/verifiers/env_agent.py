@@ -145,7 +145,7 @@ class VerifiersEnv:
         if episode.ok:
             return result_of(episode, minted, name=self.name, trained=self._trained)
         if await self._limit_of(endpoint.rollout_id) is not None:
-            return cut_short(minted)
+            return cut_short(minted, self._trained)
         raise failure_of(episode, self.name)
 
     async def settle(

@@ -6,7 +6,8 @@ trace ever has the reward of another.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -27,26 +28,37 @@ def result_of(
         name: the environment's, in the names of metrics.
         trained: the seats that are trained.
     """
-    names = {trace.id: trace.agent.name for trace in minted}
     ours = [trace for trace in episode.traces if _is_trained(trace, trained)]
-    rewards: dict[str, float | None] = dict.fromkeys(names)
-    rewards |= {trace.id: reward_of(trace) for trace in ours}
-    extras = extras_of(episode.traces, name)
-    if not any(trace.rewards for trace in ours):
-        # The taskset gives no rewards: reward functions of the trainer may.
-        for trace in ours:
-            del rewards[trace.id]
-        return AgentResult(None, extras, names=names, rewards=rewards)
+    rewards = {trace.id: reward_of(trace) for trace in ours}
     asked = [rewards[trace.id] for trace in ours if trace.num_turns]
     scores = [score for score in asked if score is not None]
-    mean = fmean(scores) if scores else None
-    return AgentResult(mean, extras, measured=bool(scores), names=names, rewards=rewards)
+    result = _without_rewards(minted, trained, extras_of(episode.traces, name))
+    if not any(trace.rewards for trace in ours):
+        # The taskset gives no rewards: reward functions of the trainer may.
+        return replace(result, measured=True)
+    if not scores:
+        return result
+    rewards = {**dict.fromkeys(result.names), **rewards}  # None for a trace that did not end, too
+    return replace(result, reward=fmean(scores), measured=True, rewards=rewards)
 
 
-def cut_short(minted: Iterable[Any]) -> AgentResult:
+def cut_short(minted: Iterable[Any], trained: Collection[str]) -> AgentResult:
     """Return the result of an episode that failed because a limit of the run ended its calls."""
+    return _without_rewards(minted, trained, {})
+
+
+def _without_rewards(
+    minted: Iterable[Any], trained: Collection[str], extras: Mapping[str, float]
+) -> AgentResult:
+    """Return a result of which nothing is trained.
+
+    Only seats that are never trained have a reward of None here, so that the conversation that
+    stands for the rollout in tables and records is not one of theirs.
+    """
+    minted = list(minted)
+    others = [trace.id for trace in minted if not _is_trained(trace, trained)]
     names = {trace.id: trace.agent.name for trace in minted}
-    return AgentResult(None, measured=False, names=names, rewards=dict.fromkeys(names))
+    return AgentResult(None, extras, measured=False, names=names, rewards=dict.fromkeys(others))
 
 
 def reward_of(trace: Any) -> float | None:
