@@ -189,7 +189,7 @@ def test_a_seat_with_another_model_asks_elsewhere(
         client = {"base_url": f"{server.url}/v1", "api_key_var": "THEIR_API_KEY"}
         user = {"model": "their-model", "client": client, "max_turns": 2}
         helpdesk = verifiers_env("abut_sums", env="user-sim", seats={"user": user})
-        run = EpisodeRun(helpdesk, helpdesk.dataset(), tmp_path, temperature=0.9, top_k=50).train()
+        run = EpisodeRun(helpdesk, helpdesk.dataset(), tmp_path, temperature=0.9, top_k=512).train()
     check_rows(run, 4)
     for rollout in run.played:
         assert [one.name for one in conversations(rollout)] == ["assistant"]
@@ -252,6 +252,7 @@ def test_evaluation_plays_as_training_does(tmp_path: Path) -> None:
     duel = verifiers_env("abut_duel")
     run = EpisodeRun(duel, duel.dataset(4), tmp_path, per_device_train_batch_size=8)
     found = run.evaluate()
-    assert run.errors() == [None] * 4
+    assert run.errors() == [None] * 8
+    assert run.worst() < EXACT
     assert "eval_reward" in found
     assert "eval_abut_duel/player0/reward/payoff" in found

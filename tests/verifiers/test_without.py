@@ -1,8 +1,9 @@
 """Where verifiers is not installed, and what importing abut takes of it: nothing."""
 
-import importlib.util
+import importlib.metadata
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,10 @@ def test_importing_the_room_imports_nothing_of_the_package() -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "abut.verifiers.load.find_spec",
-        lambda name: None if name == "verifiers" else found(name),
-    )
+    def version(package: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr("abut.extras.version", version)
     with pytest.raises(abut.errors.MissingExtraError) as raised:
         verifiers_env("gsm8k")
     assert str(raised.value) == "abut.verifiers needs verifiers: pip install 'abut[verifiers]'"

@@ -6,12 +6,12 @@ an error, not ignored.
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from abut.errors import MissingExtraError
+from abut.extras import require_extra
 from abut.verifiers.seats import SeatSettings, load_env, with_seats
 
 _FIRST_V1 = (0, 4)
@@ -59,7 +59,7 @@ def verifiers_env(
         ImportError: the environment is not installed, or needs another version of verifiers.
         MissingExtraError: verifiers is not installed.
     """
-    require_verifiers()
+    installed = require_verifiers()
     ours = {
         "env": env,
         "config": config,
@@ -68,7 +68,7 @@ def verifiers_env(
         "harness": harness,
         "runtime": runtime,
     }
-    if not _is_v1(id_or_env):
+    if not _is_v1(id_or_env, installed):
         _refuse(ours, f"is for verifiers 0.4, and {_shown(id_or_env)} is of the old API", "args=")
         raise ImportError(
             f"{_shown(id_or_env)} is an environment of the old API, which abut does not play yet\n"
@@ -92,27 +92,31 @@ def verifiers_env(
     )
 
 
-def require_verifiers() -> None:
-    """Check that verifiers is installed, and what abut needs with it.
+def require_verifiers() -> str:
+    """Check that verifiers is installed, and what abut needs with it; return its version.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: it is not, or it is beside packages that it excludes.
     """
-    for package in ("verifiers", "aiohttp", "datasets"):
+    for package in ("aiohttp", "datasets"):
         if find_spec(package) is None:
             raise MissingExtraError(
                 f"abut.verifiers needs {package}: pip install 'abut[verifiers]'"
             )
+    return require_extra("verifiers")
 
 
-def _is_v1(id_or_env: Any) -> bool:
+def _is_v1(id_or_env: Any, installed: str) -> bool:
     """Return whether an environment is written for v1, the API of verifiers 0.4.
+
+    Args:
+        id_or_env: an id, or an environment.
+        installed: the version of verifiers.
 
     Raises:
         TypeError: it is no environment.
         ImportError: it is not installed, or needs another version of verifiers.
     """
-    installed = version("verifiers")
     has_v1 = tuple(int(part) for part in installed.split(".")[:2]) >= _FIRST_V1
     if isinstance(id_or_env, str):
         module = _module_of(id_or_env, has_v1)

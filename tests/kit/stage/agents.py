@@ -35,7 +35,7 @@ LOOKUP = {
 }
 
 
-def a_call(name: str = "lookup", text: str = "", **arguments: Any) -> str:
+def a_call(name: str = "lookup", /, text: str = "", **arguments: Any) -> str:
     """What the demo's policy writes to call a tool."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"{text}<tool_call>\n{call}\n</tool_call>"
