@@ -78,7 +78,8 @@ NO_ASYNCIO := -p no:asyncio
 
 # A real vLLM server on the CPU: 6 GB and some minutes the first time.
 test-vllm: build .venv-vllm/deps.stamp
-	PYTHONPATH=python .venv-vllm/bin/python -m pytest $(NO_ASYNCIO) -m vllm tests/real_vllm
+	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-vllm/bin/python -m pytest $(NO_ASYNCIO) \
+		-m vllm tests/real_vllm
 
 test-openenv: build .venv-openenv/deps.stamp
 	ABUT_OPENENV_PYTHON=$(abspath .venv-openenv/bin/python) $(BIN)/pytest -m openenv

@@ -22,6 +22,7 @@ from tests.kit.training.vllm_training import (
     check_learning,
     on_the_cpu,
     reload_weights,
+    shut_down,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
@@ -63,6 +64,7 @@ def run(model_folder: Path, hf_tokenizer: Any, tmp_path_factory: Any) -> Iterato
         run = Run(trainer, outputs)
         patch.setattr(generation.VLLMGeneration, "sync_weights", lambda _: run.sync())
         yield run
+        shut_down(run.llm)
 
 
 @pytest.fixture

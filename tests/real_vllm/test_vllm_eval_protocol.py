@@ -14,7 +14,13 @@ from abut.eval_protocol import create_openenv_vllm_rollout_func
 from abut.trl import env_reward
 from tests.kit.servers.vllm_server import VLLMServer
 from tests.kit.training.example_run import CPU
-from tests.kit.training.vllm_training import DIFFERENCE, on_the_cpu, reload_weights, send
+from tests.kit.training.vllm_training import (
+    DIFFERENCE,
+    on_the_cpu,
+    reload_weights,
+    send,
+    shut_down,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL, vLLM and litellm among themselves
 STEPS = 3
@@ -126,4 +132,5 @@ def test_the_helper_with_vllm_in_the_process(
 
     monkeypatch.setattr(generation.VLLMGeneration, "sync_weights", sync)
     trainer.train()
+    shut_down(generate.llm)
     check(trainer, outputs)

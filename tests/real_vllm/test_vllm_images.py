@@ -1,129 +1,47 @@
 """Images through a real vLLM, as a server and in this process: logprobs are transformers' own."""
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from abut import ChatTemplateProcessor, RolloutConfig, Tokenizer
-from abut.envs.task import RolloutTask
+from abut import Tokenizer
 from abut.errors import SamplerError
 from abut.images import Image
-from abut.rollout.engine import Engine
-from abut.samplers.sampler import SampleRequest
+from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.vllm import VLLMColocateSampler, VLLMServerSampler
-from abut.template import ImageProcessor
+from abut.samplers.vllm_images import PictureNames
 from tests.kit.servers.vllm_server import VLLMServer
-from tests.kit.stage.shown_images import SHOWN, Shows, sampled
+from tests.kit.servers.weight_loader import WeightLoader
+from tests.kit.stage.shown_images import SHOWN
 from tests.kit.stage.streams import ask
-from tests.kit.training.vision import Family, llava, model_of, own_logprobs, qwen2_5_vl
-from tests.kit.training.vllm_training import on_the_cpu, reload_weights
+from tests.kit.training.served_vision import MADE, Served, play, worst
+from tests.kit.training.served_vision import served as serve
+from tests.kit.training.vllm_training import on_the_cpu, reload_weights, shut_down
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and transformers among themselves
-
-# Attention on the CPU has no heads of fewer than 32 dimensions.
-_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-MADE = {
-    "llava": lambda: llava(head_dim=32),
-    "qwen2_5_vl": lambda: qwen2_5_vl(hidden_size=128, rope_parameters=_ROPE),
-}
-
-
-class Served(NamedTuple):
-    """A family, its model, and the folder from which vLLM has it."""
-
-    name: str
-    family: Family
-    images: ImageProcessor
-    model: Any
-    folder: Path
-
-    def weights(self) -> dict[str, Any]:
-        """The weights under the names that vLLM knows, which are those of checkpoints."""
-        self.model.save_pretrained(self.folder)
-        (file,) = self.folder.glob("*.safetensors")
-        inner = "vision_tower.vision_model."
-        tensors = {
-            name if inner in name else name.replace("vision_tower.", inner): tensor
-            for name, tensor in load_file(file).items()
-        }
-        save_file(tensors, file, {"format": "pt"})
-        return tensors
 
 
 @pytest.fixture(scope="module", params=MADE)
 def served(request: Any, tmp_path_factory: Any) -> Served:
-    pytest.importorskip("torchvision", reason="vLLM's vision models import torchvision")
-    import transformers
-
-    made = MADE[request.param]()
-    folder = Path(tmp_path_factory.mktemp(request.param)) / "model"
-    processor = made.processor
-    if request.param == "qwen2_5_vl":  # which is made without its part for videos
-        processor = transformers.Qwen2_5_VLProcessor(
-            processor.image_processor,
-            processor.tokenizer,
-            transformers.Qwen2VLVideoProcessor(patch_size=4, merge_size=2),
-            chat_template=processor.chat_template,
-        )
-    processor.save_pretrained(folder)
-    # Read as vLLM reads it: with torchvision the pixels would be others, and logprobs by 2e-4.
-    family = Family(transformers.AutoProcessor.from_pretrained(folder), made.model)
-    images = ImageProcessor(family.processor)
-    model = model_of(family)
-    head = model.lm_head.weight
-    # Wider models have larger logits, of which float32 keeps fewer digits behind the point.
-    head.data *= (32 / head.shape[1]) ** 0.5
-    one = Served(request.param, family, images, model, folder)
-    one.weights()
-    return one
+    return serve(request.param, Path(tmp_path_factory.mktemp(request.param)) / "model")
 
 
 @pytest.fixture(scope="module")
 def server(served: Served) -> Iterator[VLLMServer]:
-    server = VLLMServer(served.folder).start()
+    extension = f"{WeightLoader.__module__}.{WeightLoader.__qualname__}"
+    server = VLLMServer(served.folder, "--worker-extension-cls", extension).start()
     try:
         yield server.ready()
     finally:
         server.kill()
-
-
-def play(served: Served, sampler: Any) -> list[Any]:
-    hf = served.family.processor
-    engine = Engine(
-        Tokenizer.from_pretrained(hf),
-        ChatTemplateProcessor(hf, images=served.images),
-        sampler,
-        RolloutConfig(max_completion_tokens=700, max_turn_tokens=5, max_turns=3),
-    )
-    tasks = [
-        RolloutTask(k, f"r{k}", lambda shown=shown: Shows(shown), [], "", 0)
-        for k, shown in enumerate(SHOWN)
-    ]
-    return engine.run(tasks)
-
-
-def worst(
-    served: Served, rollouts: list[Any], seen: Callable[[Image], Image] = lambda image: image
-) -> float:
-    """The largest difference of a sampled logprob to transformers' own, which sees pictures so."""
-    most = 0.0
-    for rollout in rollouts:
-        assert rollout.error is None
-        columns = rollout.columns
-        row = np.concatenate([columns.prompt_ids, columns.completion_ids])
-        pictures = [seen(span.image).to_pil() for span in rollout.images]
-        never = served.images.never_token_ids
-        own = own_logprobs(served.model, served.family.processor, row, pictures, never=never)
-        ours = sampled(rollout, columns.logprobs)
-        assert len(ours) > 3
-        most = max(most, float(np.abs(ours - sampled(rollout, own)).max()))
-    print(f"{served.name}: {most:.2g}")
-    return most
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +52,14 @@ def llm(served: Served) -> Iterator[Any]:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import LLM
 
-        yield LLM(
+        llm = LLM(
             str(served.folder),
             max_model_len=1024,
             logprobs_mode="processed_logprobs",
             **on_the_cpu(),
         )
+        yield llm
+        shut_down(llm)
 
 
 def test_rollouts_in_this_process_are_exact(served: Served, llm: Any) -> None:
@@ -181,8 +101,108 @@ def test_another_picture_size_is_refused_before_vllm_has_it(served: Served, llm:
 
 
 def test_rollouts_of_a_server_are_exact(served: Served, server: VLLMServer) -> None:
-    sampler = VLLMServerSampler(server.url)
-    rollouts = play(served, sampler)
+    rollouts = play(served, VLLMServerSampler(server.url))
     assert [len(rollout.images) for rollout in rollouts] == [0, 1, 3, 3]
     assert worst(served, rollouts) < 1e-5
     assert worst(served, rollouts, lambda image: Image.of(255 - image.pixels)) > 0.1
+
+
+def load_patches(served: Served, server: VLLMServer) -> None:
+    """Give a server the first layer of the vision tower, and reset what TRL resets then."""
+    patches = {name: one for name, one in served.weights().items() if "patch_embed" in name}
+    assert patches
+    path = served.folder.parent / "patches.safetensors"
+    save_file(patches, path)
+    rpc = {"method": "load_file", "kwargs": {"path": str(path)}}
+    server.post("/collective_rpc", json.dumps(rpc).encode())
+    server.post("/reset_prefix_cache")
+
+
+@contextmanager
+def other_patches(served: Served, server: VLLMServer) -> Iterator[None]:
+    """The vision tower has another first layer, in the model and on the server."""
+    patches = [p for name, p in served.model.named_parameters() if "patch_embed" in name]
+    kept = [p.detach().clone() for p in patches]
+    try:
+        for parameter in patches:
+            parameter.data *= -0.5
+        load_patches(served, server)
+        yield
+    finally:
+        for parameter, before in zip(patches, kept, strict=True):
+            parameter.data.copy_(before)
+        load_patches(served, server)
+
+
+def test_a_server_does_not_use_vision_weights_of_the_batch_before(
+    served: Served, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The control's pictures have the same names in each batch: their hashes alone.
+    with monkeypatch.context() as patch:
+        patch.setattr(PictureNames, "begin", lambda names: names._known.clear())
+        by_hash = VLLMServerSampler(server.url)
+        assert worst(served, play(served, by_hash)) < 1e-5
+        with other_patches(served, server):
+            stale = play(served, by_hash)
+            assert worst(served, stale) > 1e-2
+    assert worst(served, stale) < 1e-5, "the server took what the old weights had seen"
+    sampler = VLLMServerSampler(server.url)
+    assert worst(served, play(served, sampler)) < 1e-5
+    with other_patches(served, server):
+        assert worst(served, play(served, sampler)) < 1e-5
+
+
+class Losing(VLLMServerSampler):
+    """Before each turn but the first, its server loses the pictures that it knows."""
+
+    def __init__(self, server: VLLMServer) -> None:
+        super().__init__(server.url)
+        self.server = server
+        self.whole: list[list[bool]] = []
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        if request.turn:
+            await asyncio.to_thread(self.server.post, "/reset_mm_cache")
+        return await super().sample(request)
+
+    def _body_with_images(self, *asked: Any) -> bytes:
+        body = super()._body_with_images(*asked)
+        self.whole.append(["url" in part for part in json.loads(body)["content_parts"]])
+        return body
+
+
+def test_a_picture_that_the_server_has_lost_goes_whole_again(
+    served: Served, server: VLLMServer
+) -> None:
+    sampler = Losing(server)
+    assert worst(served, play(served, sampler, SHOWN[3:])) < 1e-5
+    first, *later = sampler.whole
+    assert first == [True, True]
+    # By name, which the server refuses, and whole.
+    assert later == [[False, False], [True, True], [False, False, False], [True, True, True]]
+    kept = VLLMServerSampler(server.url)
+    assert worst(served, play(served, kept, SHOWN[3:])) < 1e-5
+
+
+def test_a_stop_string_beside_images_is_named(served: Served, server: VLLMServer) -> None:
+    rollout = play(served, VLLMServerSampler(server.url))[2]
+    columns, images = rollout.columns, rollout.images[:1]
+    asked = SampleRequest(columns.prompt_ids, 12, (), 3, "r0", 0, images=tuple(images))
+    asked = dataclasses.replace(asked, never_token_ids=served.images.never_token_ids)
+    sampler = VLLMServerSampler(server.url, generation_kwargs={"ignore_eos": True})
+
+    async def run() -> list[Sample]:
+        async with sampler:
+            whole = await sampler.sample(asked)
+            end = tokenizer.decode(whole.ids[:6])[-1]
+            stops = ("not in it", end)
+            return [whole, await sampler.sample(dataclasses.replace(asked, stop=stops))]
+
+    tokenizer = Tokenizer.from_pretrained(served.family.processor)
+    whole, cut = asyncio.run(run())
+    assert (whole.finish_reason, whole.stop_string) == ("length", None)
+    assert (cut.finish_reason, len(cut.ids) <= 6) == ("stop", True)
+    assert cut.ids.tolist() == whole.ids[: len(cut.ids)].tolist()
+    assert cut.stop_string is not None
+    assert cut.stop_string in tokenizer.decode(cut.ids)
+    assert cut.stop_string not in tokenizer.decode(cut.ids[:-1])

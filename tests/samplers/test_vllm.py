@@ -564,12 +564,6 @@ def test_a_sampler_that_is_not_open_says_so(server: FakeServer) -> None:
             "and vLLM would pass over it in silence\n"
             "hint: RolloutConfig has the limits, the processor the stop tokens",
         ),
-        (
-            {"generation_kwargs": {"stop": ["x"]}, "endpoint": "generate"},
-            "generation_kwargs['stop']=['x']: the server's answer does not say on which string a "
-            "sample ended\n"
-            "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')",
-        ),
     ],
 )
 def test_a_setting_that_cannot_be_right_is_refused(options: Any, text: str) -> None:
@@ -640,8 +634,31 @@ def test_stop_strings_of_a_request_join_those_of_the_settings() -> None:
     assert server.requests[-1]["stop"] == ["x", "y"]
 
 
-def test_stop_strings_of_a_request_need_an_answer_that_names_them() -> None:
-    with FakeServer([reply()]) as server:
+@pytest.mark.parametrize(
+    ("stop", "stop_token_ids", "finish_reason", "named"),
+    [
+        ((" 7 ", " 28 ", " 27 28"), (), "stop", " 28 "),
+        (("28", " 27 28 "), (29,), "stop", "28"),
+        ((" 29 ",), (29,), "stop", None),
+        ((" 28 ",), (), "length", None),
+        ((), (), "stop", None),
+    ],
+)
+def test_the_text_of_a_sample_says_its_stop_string_where_the_answer_does_not(
+    stop: Any, stop_token_ids: Any, finish_reason: str, named: str | None
+) -> None:
+    with FakeServer([reply(finish_reason=finish_reason)]) as server:
         sampler = VLLMServerSampler(server.url, endpoint="generate")
-        with pytest.raises(SamplerError, match="rollout r0, turn 0 has stop strings"):
+        (sample,) = ask(sampler, request(stop=stop, stop_token_ids=stop_token_ids))
+    assert sample.ids.tolist() == [26, 27, 28, 29], "whole"
+    assert (sample.finish_reason, sample.stop_string) == (finish_reason, named)
+    assert server.requests[-1]["sampling_params"].get("stop", []) == [*stop]
+
+
+@pytest.mark.parametrize("answer", [(404, {}), (200, {"text": "x"}), (200, [])])
+def test_a_server_that_does_not_say_the_text_is_an_error(answer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(FakeServer, "detokenized", lambda *_: answer)
+    with FakeServer([reply(finish_reason="stop")]) as server:
+        sampler = VLLMServerSampler(server.url, endpoint="generate")
+        with pytest.raises(SamplerError, match="/detokenize does not say the text of a sample"):
             ask(sampler, request(stop=("y",)))

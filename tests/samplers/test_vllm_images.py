@@ -228,15 +228,19 @@ def test_a_text_request_of_a_model_with_images_draws_none_of_their_tokens(
 
 
 @pytest.mark.parametrize(
-    ("settings", "stop"), [({}, ("x",)), ({"generation_kwargs": {"stop": "x"}}, ())]
+    ("settings", "stop"), [({}, ("206 ",)), ({"generation_kwargs": {"stop": "206 "}}, ())]
 )
-def test_stop_strings_beside_images_are_refused(
-    server: ImageServer, settings: Any, stop: Any
-) -> None:
-    text = error_of(VLLMServerSampler(server.url, **settings), pictured(5, RED, stop=stop))
-    assert "has stop strings, and the answers of /inference/v1/generate do not say" in text
-    assert "hint: images have no other way to vLLM's server" in text
-    assert server.requests == []
+def test_a_stop_string_beside_images_is_named(settings: Any, stop: Any) -> None:
+    async def stopped(server: Any, writer: Any, body: Any) -> None:
+        answer = server.completion(body)
+        answer["choices"][0]["finish_reason"] = "stop"
+        server.write(writer, 200, answer)
+
+    with ImageServer([stopped]) as server:
+        (sample,) = ask(VLLMServerSampler(server.url, **settings), pictured(5, RED, stop=stop))
+    assert sample.ids.tolist() == [205, 206, 207, 208]
+    assert (sample.finish_reason, sample.stop_string) == ("stop", "206 ")
+    assert server.requests[0]["sampling_params"]["stop"] in ("206 ", ["206 "])
 
 
 def test_a_server_that_takes_fewer_images_is_named() -> None:

@@ -8,7 +8,7 @@ partial is kept.
 `/v1/completions` is preferred to `/inference/v1/generate`: every server has it, it says on which
 stop string a sample ended, it repeats the prompt, which is compared, and its replies have half the
 bytes. It takes no images as vLLM's ids say them, so requests with images go to the other one, which
-repeats the prompt if it is asked to.
+repeats the prompt if it is asked to; `/detokenize` tells which stop string ended its samples.
 """
 
 import asyncio
@@ -29,7 +29,12 @@ from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
 from abut.samplers.sampler import Ids, Sample, SampleRequest
 from abut.samplers.settings import SamplingKeywords, settings_of
 from abut.samplers.vllm_colocate import VLLMColocateSampler
-from abut.samplers.vllm_images import PictureNames, never_drawn, with_placeholders
+from abut.samplers.vllm_images import (
+    PictureNames,
+    never_drawn,
+    returned_prompt,
+    with_placeholders,
+)
 from abut.samplers.vllm_request import (
     checked_settings,
     refusal_hint,
@@ -108,9 +113,7 @@ class VLLMServerSampler:
         if on_restart not in ("resume", "raise"):
             raise ValueError(f"on_restart={on_restart!r}: expected 'resume' or 'raise'")
         settings = settings_of(sampling)
-        self._settings = vllm_settings(
-            settings, says_stop_string=endpoint == "completions", to_endpoint=True
-        )
+        self._settings = vllm_settings(settings, to_endpoint=True)
         self._model = model
         self._adapter: Callable[[], str] | None = None
         self._has_adapters = False
@@ -195,8 +198,6 @@ class VLLMServerSampler:
         }
         path = _PATHS["generate"] if request.images else self._path
         stops = with_stops(self._settings.get("stop"), request.stop)
-        if stops and path == _PATHS["generate"]:
-            raise _no_stops(request, path)
         if request.stop:
             sampling["stop"] = stops
         pauses_s = backoff(0.05, 2.0)
@@ -205,7 +206,8 @@ class VLLMServerSampler:
             try:
                 choice = _only_choice(content)
                 if choice.finish_reason != "abort":
-                    return self._sample(choice, request, path, content)
+                    sample = self._sample(choice, request, path, content)
+                    return await self._with_stop(sample, request, stops, path)
             except SamplerError as error:
                 raise SamplerError(
                     f"{request.where}: the server at {server.url}: {error}"
@@ -240,7 +242,7 @@ class VLLMServerSampler:
         # /inference/v1/generate does not repeat it, unless it is asked to; the other one does.
         seen: Ids | list[int] | None = choice.prompt_token_ids
         if request.images:
-            seen = _prompt_of(content)
+            seen = returned_prompt(content)
         elif seen is None and path == _PATHS["completions"]:
             seen = np.empty(0, np.int64)
         return sample_of(
@@ -251,6 +253,33 @@ class VLLMServerSampler:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
+
+    async def _with_stop(
+        self, sample: Sample, request: SampleRequest, stops: list[str], path: str
+    ) -> Sample:
+        """Return a sample with the stop string on which it ended, if its answer does not say it.
+
+        Raises:
+            SamplerError: the server does not give the text of the sample.
+        """
+        if not stops or path != _PATHS["generate"] or sample.finish_reason != "stop":
+            return sample
+        ids = sample.ids.tolist()
+        if ids and ids[-1] in request.stop_token_ids:
+            ids.pop()  # vLLM looks for no stop string in the text of a stop token
+        body = json.dumps({"model": self._model, "tokens": ids}).encode()
+        try:
+            _, content = await self._fleet.ask(
+                request.rollout_id, "/detokenize", body, tokens=len(ids)
+            )
+            text = str(json.loads(content)["prompt"])
+        except (Refused, ValueError, KeyError, TypeError) as error:
+            raise SamplerError(
+                f"/detokenize does not say the text of a sample, which may have ended on one of "
+                f"the stop strings {stops}: {error}"
+            ) from error
+        # As vLLM does: the first of them in this order that the last token has completed.
+        return replace(sample, stop_string=next((stop for stop in stops if stop in text), None))
 
     def _body_with_images(self, request: SampleRequest, sampling: dict[str, Any]) -> bytes:
         more = {
@@ -342,31 +371,6 @@ def _address(url: str) -> Address:
     except ValueError as error:
         raise ValueError(f"base_urls: {error}") from None
     return replace(address, url=address.url.removesuffix("/v1"))
-
-
-def _no_stops(request: SampleRequest, path: str) -> SamplerError:
-    hint = "/v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
-    if request.images:
-        hint = "images have no other way to vLLM's server: use stop tokens, or sample in process"
-    return SamplerError(
-        f"{request.where} has stop strings, and the answers of {path} do not say on which one a "
-        f"sample ended\nhint: {hint}"
-    )
-
-
-def _prompt_of(content: bytes) -> list[int]:
-    """Return the prompt that an answer repeats, with its images expanded.
-
-    Raises:
-        SamplerError: it does not.
-    """
-    ids = json.loads(content).get("prompt_token_ids")
-    if not isinstance(ids, list):
-        raise SamplerError(
-            "the answer to a request with images does not repeat the prompt, so nobody knows what "
-            "the model has seen\nhint: vLLM does from 0.30 on"
-        )
-    return ids
 
 
 def _only_choice(content: bytes) -> Choice:

@@ -9,6 +9,7 @@ the weights, which is new for each batch.
 """
 
 import base64
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,21 @@ def _text(ids: list[int], request: SampleRequest) -> list[int]:
         raise SamplerError(
             f"{request.where}: the prompt has tokens {sorted(stray)}, which stand for images, "
             f"outside its {len(request.images)} images"
+        )
+    return ids
+
+
+def returned_prompt(content: bytes) -> list[int]:
+    """Return the prompt that an answer repeats, with its images expanded.
+
+    Raises:
+        SamplerError: it does not.
+    """
+    ids = json.loads(content).get("prompt_token_ids")
+    if not isinstance(ids, list):
+        raise SamplerError(
+            "the answer to a request with images does not repeat the prompt, so nobody knows what "
+            "the model has seen\nhint: vLLM does from 0.30 on"
         )
     return ids
 

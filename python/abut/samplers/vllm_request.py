@@ -209,7 +209,7 @@ def vllm_settings(
             raise ValueError(
                 f"generation_kwargs['stop']={value!r}: the server's answer does not say on which "
                 "string a sample ended\n"
-                "hint: /v1/completions of vLLM does: VLLMServerSampler(endpoint='completions')"
+                "hint: `vllm serve` does: VLLMServerSampler(url)"
             )
         said[name] = value
     return said

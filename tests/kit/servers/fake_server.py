@@ -163,6 +163,8 @@ class FakeServer:
             self.write(writer, 200, {})
         elif path.endswith("/v1/models"):
             self.write(writer, self.models_status, {"data": self.models})
+        elif path == "/detokenize":
+            self.write(writer, *self.detokenized(body))
         elif "allowed_token_ids" in body.get("sampling_params", body):
             self.probes += 1
             if self.probe_faults:
@@ -203,6 +205,10 @@ class FakeServer:
             choice |= {"stop_reason": ids[-1] if stopped else None, "text": "x" * len(ids)}
             choice["prompt_token_ids"] = prompt_ids
         return {"id": f"cmpl-{next(self._ids)}", "choices": [choice]}
+
+    def detokenized(self, body: Any) -> tuple[int, Any]:
+        """As vLLM answers at `/detokenize`; here a token is its number, between blanks."""
+        return 200, {"prompt": " ".join(["", *map(str, body["tokens"]), ""])}
 
     def trl_generate(self, body: Any) -> dict[str, Any]:
         """As TRL's own server answers, up to 1.10."""

@@ -49,6 +49,11 @@ def reload_weights(llm: Any, parameters: Any) -> None:
     llm.reset_prefix_cache()
 
 
+def shut_down(llm: Any) -> None:
+    """End an engine now. The garbage collector ends it later, with the groups of the next one."""
+    llm.llm_engine.engine_core.shutdown()
+
+
 def a_trainer(
     model: Any,
     hf_tokenizer: Any,
