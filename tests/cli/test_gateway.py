@@ -18,6 +18,7 @@ from tests.kit.checkout import DEMO_ASSETS
 from tests.kit.servers.fake_server import FakeServer
 
 MODELS = [{"id": "tiny", "max_model_len": 512}]
+HI = ({"role": "user", "content": "hi"},)
 
 
 def started(server: FakeServer, *args: Any, **environment: str) -> tuple[Any, str]:
@@ -36,14 +37,26 @@ def started(server: FakeServer, *args: Any, **environment: str) -> tuple[Any, st
     raise AssertionError(f"it ended with {process.wait()}")
 
 
-def ask(base_url: str, key: str, **headers: str) -> Any:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+def ask(base_url: str, key: str, messages: Any = HI, **headers: str) -> Any:
+    body = {"messages": messages, "max_tokens": 4}
     headers |= {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(
         f"{base_url}/chat/completions", json.dumps(body).encode(), headers
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)
+
+
+def post(base_url: str, path: str, key: str, body: bytes = b"{}") -> tuple[int, Any]:
+    request = urllib.request.Request(
+        base_url.removesuffix("/v1") + path, body, {"Authorization": f"Bearer {key}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -97,23 +110,59 @@ def test_a_server_with_other_logprobs_is_refused_before_anybody_asks(
 def test_agents_end_their_own_rollout_only_where_the_option_says_so(may_end: bool) -> None:
     key = "a key of sixteen or more"
 
-    def post(path: str, key: str) -> tuple[int, Any]:
-        request = urllib.request.Request(
-            base_url.removesuffix("/v1") + path, b"{}", {"Authorization": f"Bearer {key}"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return reply.status, json.load(reply)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
     with FakeServer(models=MODELS) as server:
         options = ["--agents-may-end"] if may_end else []
         process, base_url = started(server, *options, ABUT_GATEWAY_KEY=key)
-        own = post("/r/a/key", key)[1]["key"]
+        own = post(base_url, "/r/a/key", key)[1]["key"]
         ask(f"{base_url.removesuffix('/v1')}/r/a/v1", own)
-        status, _ = post("/r/a/end", own)
+        status, _ = post(base_url, "/r/a/end", own)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert status == (200 if may_end else 400)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+def test_images_go_to_the_servers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("PIL")
+    from abut.images import Image
+    from tests.kit.clients.image_pictures import as_text, encoded, picture
+    from tests.kit.servers.image_server import ImageServer
+    from tests.kit.training.vision import llava
+
+    processor = llava().processor
+    folder, records, key_file = tmp_path / "model", tmp_path / "rollouts.jsonl", tmp_path / "key"
+    processor.save_pretrained(folder)
+    # As models have it whose tokenizer has no template.
+    template = (folder / "chat_template.jinja").rename(tmp_path / "chat_template.jinja")
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
+    pictures = [picture(1), picture(2)]
+
+    def shows(pixels: Any) -> dict[str, Any]:
+        url = f"data:image/png;base64,{as_text(encoded(pixels))}"
+        image = {"type": "image_url", "image_url": {"url": url}}
+        return {"role": "user", "content": [image, {"type": "text", "text": "What?"}]}
+
+    class Server(ImageServer):
+        media, features = processor.image_token_id, 16
+
+    with Server(models=MODELS) as server:
+        process, base_url = started(
+            server, "--tokenizer", folder, "--record", records, "--key-file", key_file
+        )
+        key, root = key_file.read_text().strip(), base_url.removesuffix("/v1")
+        history = [shows(pictures[0])]
+        for more in ([shows(pictures[1])], []):
+            answer = ask(f"{root}/r/a/v1", key, history)
+            history += [answer["choices"][0]["message"], *more]
+        assert post(base_url, "/r/a/end", key, b'{"reward": 1.0}')[0] == 200
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    first, second = (body["content_parts"] for body in server.requests)
+    assert Image.of(first[0]["url"]) is Image.of(pictures[0])
+    assert first[0]["uuid"] == second[0]["uuid"], "a name for as long as the gateway runs"
+    assert ("url" in second[0], Image.of(second[1]["url"])) == (False, Image.of(pictures[1]))
+    (record,) = map(json.loads, records.read_text().splitlines())
+    assert [one["hash"] for one in record["images"]] == [Image.of(one).hash for one in pictures]
+    assert (record["reward"], len(record["turns"])) == (1.0, 2)

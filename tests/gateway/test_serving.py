@@ -212,6 +212,27 @@ def test_the_client_s_settings_hold(hf_tokenizer: Any) -> None:
     assert [second[name] for name in ("temperature", "presence_penalty")] == [0.7, 1.5]
 
 
+def test_the_sampler_forgets_a_rollout_that_has_ended(hf_tokenizer: Any) -> None:
+    """Else a server's sampler holds its place and the names of its pictures until it stops."""
+    from abut.samplers.vllm import VLLMServerSampler
+
+    forgotten: list[str] = []
+
+    class Forgets(VLLMServerSampler):
+        def forget(self, rollout_id: str) -> None:
+            super().forget(rollout_id)
+            forgotten.append(rollout_id)
+
+    with FakeServer(models=[{"id": "tiny", "max_model_len": 512}]) as server:
+        with Gateway(sampler=Forgets(server.url), tokenizer=hf_tokenizer) as gateway:
+            for name in ("a", "b"):
+                ask(gateway, [user("a")], name, temperature=0)
+            assert forgotten == []
+            gateway.end("a", 1.0)
+            assert forgotten == ["a"]
+        assert forgotten == ["a", "b"], "it stops"
+
+
 def test_a_sampler_that_fails_ends_the_rollout_and_no_other(
     stage: Stage, hf_tokenizer: Any
 ) -> None:

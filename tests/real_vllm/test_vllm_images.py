@@ -18,8 +18,11 @@ from abut.images import Image
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.vllm import VLLMColocateSampler, VLLMServerSampler
 from abut.samplers.vllm_images import PictureNames
+from tests.kit.clients.image_pictures import as_text, encoded, picture
+from tests.kit.clients.image_talks import SHOWS, ChatClient
 from tests.kit.servers.vllm_server import VLLMServer
 from tests.kit.servers.weight_loader import WeightLoader
+from tests.kit.stage.agents import serving
 from tests.kit.stage.shown_images import SHOWN
 from tests.kit.stage.streams import ask
 from tests.kit.training.served_vision import MADE, Served, play, worst
@@ -206,3 +209,22 @@ def test_a_stop_string_beside_images_is_named(served: Served, server: VLLMServer
     assert cut.stop_string is not None
     assert cut.stop_string in tokenizer.decode(cut.ids)
     assert cut.stop_string not in tokenizer.decode(cut.ids[:-1])
+
+
+def test_a_gateway_passes_images_on(served: Served, server: VLLMServer) -> None:
+    shows = SHOWS["chat"]
+
+    def said(seed: int) -> Any:
+        return shows.said("What?", shows.image(as_text(encoded(picture(seed)))))
+
+    sampler = VLLMServerSampler(server.url)
+    with serving(sampler, str(served.folder)) as gateway:
+        client: Any = ChatClient(gateway, "a", max_tokens=5, seed=3)
+        history = [said(1)]
+        for more in ([said(2)], [said(1)], []):
+            history += [client.ask(history), *more]
+        assert client.causes == [None]
+        rollout = gateway.end("a", 1.0)
+    assert [span.image for span in rollout.images] == [Image.of(picture(k)) for k in (1, 2, 1)]
+    assert worst(served, [rollout]) < 1e-5
+    assert worst(served, [rollout], lambda image: Image.of(255 - image.pixels)) > 0.1

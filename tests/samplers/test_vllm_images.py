@@ -17,14 +17,14 @@ from abut.samplers.sampler import ImageSampler, Sample, SampleRequest
 from abut.samplers.vllm import VLLMColocateSampler, VLLMServerSampler
 from abut.samplers.vllm_images import with_placeholders
 from tests.kit.data.requests import request
-from tests.kit.servers.fake_server import FakeServer, status
+from tests.kit.servers.fake_server import status
+from tests.kit.servers.image_server import MISS, ImageServer
 from tests.kit.stage import fake_vllm
 from tests.kit.stage.streams import ask as ask_colocate
 
-MEDIA, FEATURES = 400, 3
+MEDIA, FEATURES = ImageServer.media, ImageServer.features
 PLAIN = Placeholder(MEDIA, (), ())
 FENCED = Placeholder(401, (410, 411), (412,))
-MISS = "Cache miss for image at index 0 but data is not provided."
 RED, BLUE, GREY = (
     Image.of(np.full((4, 6, 3), colour, np.uint8)) for colour in ([255, 0, 0], [0, 0, 255], [9] * 3)
 )
@@ -46,36 +46,6 @@ def pictured(
         ids += placeholder.behind
     fields = {"images": tuple(spans), "never_token_ids": (MEDIA, 401), **changes}
     return request(prompt_ids=np.asarray(ids), **fields)
-
-
-class ImageServer(FakeServer):
-    """Expands placeholders as vLLM does, and knows the pictures that it was sent by their names."""
-
-    features = FEATURES
-    repeats = True
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.pictures: dict[str, str] = {}
-
-    async def _answer(self, writer: Any, path: str, body: Any) -> None:
-        parts = body.get("content_parts", ())
-        assert not parts or path == "/inference/v1/generate"
-        self.pictures |= {part["uuid"]: part["url"] for part in parts if "url" in part}
-        if any(part["uuid"] not in self.pictures for part in parts):
-            self.requests.append(body)
-            await status(400, MISS)(self, writer, body)
-            return
-        await super()._answer(writer, path, body)
-
-    def completion(self, body: Any, logprob: float | None = None) -> dict[str, Any]:
-        if "content_parts" not in body:
-            return super().completion(body, logprob)
-        expanded: list[int] = []
-        for id_ in body["token_ids"]:
-            expanded += [MEDIA] * self.features if id_ == MEDIA else [id_]
-        answer = super().completion(body | {"token_ids": expanded}, logprob)
-        return answer | ({"prompt_token_ids": expanded} if self.repeats else {})
 
 
 @pytest.fixture

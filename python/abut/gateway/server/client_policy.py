@@ -216,7 +216,8 @@ def _processor_of(hf_tokenizer: Any, source: Any, sampler: Sampler) -> ChatTempl
         if getattr(hf_processor, "image_processor", None) is not None:
             try:
                 images = ImageProcessor(hf_processor)
-                return ChatTemplateProcessor(hf_tokenizer, images=images)
+                # With its template, which its tokenizer may lack.
+                return ChatTemplateProcessor(hf_processor, images=images)
             except TemplateError as error:
                 logger.warning("the gateway refuses images: %s", error)
     return ChatTemplateProcessor(hf_tokenizer)

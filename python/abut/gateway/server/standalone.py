@@ -32,7 +32,7 @@ from abut.records.scores import score_record
 from abut.rollout.budget import Budget, budget_of
 from abut.rollout.named_rewards import give_rewards
 from abut.rollout.rollout import Rollout, StopReason
-from abut.samplers.sampler import BoundedSampler
+from abut.samplers.sampler import BoundedSampler, ForgettingSampler
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +245,8 @@ class Standalone:
             live.idle.cancel()
         self._histories.remove(live.ledger)
         await live.ledger.close()
+        if isinstance(self._shared.sampler, ForgettingSampler):
+            self._shared.sampler.forget(id_)
         self.on_end(id_)
         rollout = self._row(live, result)
         if (recorder := self._recorder) is not None:
