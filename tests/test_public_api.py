@@ -558,6 +558,9 @@ log_extra=None, **extras)
 trl.extend(trainer)
 trl.from_environment_factory(environment, *, tools=(), reward=None, on_malformed='end', \
 timeout_s=30.0, max_calls=16, max_result_chars=None, format=None)
+trl.make_distillation_worker(env, *, args, train_dataset, processing_class, teacher=None, \
+rollouts_per_prompt=1, config=None, reward_funcs=None, processor=None, sampler='auto', \
+base_urls=None, system_prompt=None, recorder=None, gateway=None, credit=None)
 trl.make_rollout_func(env, *, config=None, processor=None, \
 sampler='auto', system_prompt=None, recorder=None, record_images=None, gateway=None, credit=None)
 trl.make_rollout_worker(env, *, args, train_dataset, processing_class, config=None, \

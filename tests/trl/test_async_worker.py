@@ -656,7 +656,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         "pixels\nhint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
     )
     assert make()._arguments.config.turn_timeout_s == args.request_timeout
-    monkeypatch.setattr("abut.trl.streaming.worker.trl_version", lambda: (1, 10))
+    monkeypatch.setattr("abut.trl.streaming.make_worker.trl_version", lambda: (1, 10))
     with pytest.raises(MissingExtraError, match=r"make_rollout_worker needs TRL 1\.11 or later"):
         make()
 

@@ -76,6 +76,8 @@ class Stream:
         self._stopped = False
         self._finished: asyncio.Future[None] | None = None
         """Done once the stream has ended or was stopped; holds the error that ended it."""
+        self._opening: asyncio.Task[Any] | None = None
+        """The task that opens what plays, while it does."""
         self._running: set[asyncio.Task[None]] = set()
         self._undelivered = 0
         self._delivered = asyncio.Event()
@@ -114,23 +116,41 @@ class Stream:
         self._finished = self._loop.create_future()
         self._update()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(batch.sampler.on_batch_loop())
-            if self._finishing is not None:
-                self._finish = await stack.enter_async_context(self._finishing())
+            if not await self._has_opened(batch, stack):
+                return
             players = OpenPlayers(batch, stack)
             try:
-                if not self._stopped:
-                    if self._begin is not None:
-                        self._start(self._begin())
-                    self._start(self._feed(batch, players))
-                    await self._finished
+                if self._begin is not None:
+                    self._start(self._begin())
+                self._start(self._feed(batch, players))
+                await self._finished
             finally:
                 batch.closing.gives_up = True
                 for task in self._running:
                     task.cancel()
                 await asyncio.gather(*self._running, return_exceptions=True)
 
+    async def _has_opened(self, batch: Batch, stack: AsyncExitStack) -> bool:
+        """Open what plays; returns False if the stream was stopped first.
+
+        A server that is not there is waited for minutes, and a stop must not wait for that.
+        """
+        self._opening = asyncio.current_task()
+        try:
+            if not self._stopped:
+                await stack.enter_async_context(batch.sampler.on_batch_loop())
+                if self._finishing is not None:
+                    self._finish = await stack.enter_async_context(self._finishing())
+        except asyncio.CancelledError:
+            if not self._stopped or self._opening is None or self._opening.uncancel():
+                raise
+        finally:
+            self._opening = None
+        return not self._stopped
+
     def _end(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
         if self._finished is not None and not self._finished.done():
             self._finished.set_result(None)
 

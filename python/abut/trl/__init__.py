@@ -10,7 +10,7 @@ from abut.trl.credit import Returns, ReverseKL, ScoredConversation, ScoredRollou
 from abut.trl.rewards import env_reward, no_reward, scored_only
 from abut.trl.rollout_func import make_rollout_func
 from abut.trl.rows.all_rows import AllRows, extend, grpo_trainer
-from abut.trl.streaming.worker import make_rollout_worker
+from abut.trl.streaming.make_worker import make_distillation_worker, make_rollout_worker
 from abut.trl.teachers.model_teacher import ModelTeacher
 from abut.trl.teachers.teacher import Teacher, TeacherScores
 from abut.trl.teachers.vllm_teacher import VllmTeacher
@@ -29,6 +29,7 @@ __all__ = [
     "env_reward",
     "extend",
     "from_environment_factory",
+    "make_distillation_worker",
     "make_rollout_func",
     "make_rollout_worker",
     "no_reward",

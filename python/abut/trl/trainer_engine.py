@@ -122,10 +122,11 @@ class TrainerSide:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """The tokens that end the turns of a model, and how many tokens it holds."""
+    """The tokens that end the turns of a model, how many it holds, and how many it knows."""
 
     stop_token_ids: Sequence[int] = ()
     max_context_tokens: int | None = None
+    vocab_size: int | None = None
 
     @classmethod
     def of(cls, model: Any) -> "ModelLimits":
@@ -137,6 +138,7 @@ class ModelLimits:
         return cls(
             [eos] if isinstance(eos, int) else eos or [],
             getattr(config, "max_position_embeddings", None),
+            getattr(config, "vocab_size", None),
         )
 
 

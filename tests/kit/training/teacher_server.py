@@ -25,7 +25,7 @@ class TeacherServer(FakeServer):
         hf_tokenizer: Any,
         faults: Sequence[Fault] = (),
         *,
-        context: int = 512,
+        context: int = 1024,
         max_logprobs: int = 20,
         name: str = "teacher",
         change: Change = lambda said: None,

@@ -170,6 +170,7 @@ def _portable(row: RolloutRow, version: int) -> dict[str, Any]:
         "versions_behind": version - row.model_version,
         "group_id": row.group_id,
         "metrics": metrics,
+        **({"teacher_id": row.teacher_id} if row.teacher_id else {}),
     }
 
 
@@ -192,6 +193,7 @@ def _row(kept: Mapping[str, Any], version: int, *, as_lists: bool) -> RolloutRow
         version - kept["versions_behind"],
         kept["group_id"],
         RowMetrics(metrics),
+        teacher_id=kept.get("teacher_id", ""),
     )
 
 

@@ -6,10 +6,11 @@ enough. Metrics count all other rows.
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from abut.trl.route import EnvRoute
 from abut.trl.rows.columns import COMPLETIONS, conversation_of, conversations_of, rows_of
 from abut.trl.run_records import RolloutRecorder
 from abut.trl.streaming.dataset_position import DatasetPosition
+from abut.trl.streaming.distillation import Distillation, row_key, with_scores
 from abut.trl.streaming.group_scores import (
     GroupScores,
     RewardFunction,
@@ -41,61 +43,18 @@ from abut.trl.streaming.group_scores import (
     row_advantages,
     scores_of,
 )
+from abut.trl.streaming.rollout_buffer import RolloutBuffer
 from abut.trl.streaming.training_row import (
     RolloutRow,
     can_be_scored,
     recorded_rows,
     rows_of_rollout,
 )
+from abut.trl.teachers.teacher import TeacherScores
 
 logger = logging.getLogger(__name__)
 
 Metrics = dict[str, "float | tuple[float, float]"]
-
-
-class RolloutBuffer(queue.Queue[Any]):
-    """The queue between a rollout worker and the trainer: first in, first out.
-
-    The trainer calls `get`, on its own thread; `room` and `push` are for one loop.
-    """
-
-    def __init__(self, maxsize: int) -> None:
-        """Make a buffer for at most `maxsize` rows; 0 is no limit."""
-        super().__init__(maxsize)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._room: asyncio.Event | None = None
-
-    def set_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Set the loop that pushes; None after the last push."""
-        self._loop, self._room = loop, asyncio.Event()
-
-    def push(self, row: Any) -> bool:
-        """Put a row, if there is room for it."""
-        assert self._room is not None
-        self._room.clear()  # first: a row that is taken after the put has failed sets it again
-        try:
-            self.put_nowait(row)
-        except queue.Full:
-            return False
-        return True
-
-    async def room(self) -> None:
-        """Wait until something was taken since `push` failed, or `wake` was called."""
-        assert self._room is not None
-        await self._room.wait()
-
-    def wake(self) -> None:
-        """Have the loop that waits for room try again; from any thread."""
-        if self._loop is not None and self._room is not None:
-            try:
-                self._loop.call_soon_threadsafe(self._room.set)
-            except RuntimeError:  # it is closed, so nobody waits
-                self._loop = None
-
-    def _get(self) -> Any:
-        row = super()._get()
-        self.wake()
-        return row
 
 
 class GroupRecords:
@@ -106,10 +65,17 @@ class GroupRecords:
         run_id: of this run.
         tokenizer: its name.
         step: the trainer's, where that is known.
+        by_reward: whether the trainer uses advantages.
     """
 
     def __init__(
-        self, recorder: Recorder, *, run_id: str, tokenizer: str, step: Callable[[], int | None]
+        self,
+        recorder: Recorder,
+        *,
+        run_id: str,
+        tokenizer: str,
+        step: Callable[[], int | None],
+        by_reward: bool = True,
     ) -> None:
         self._recorder = recorder
         self._rollouts = RolloutRecorder(
@@ -117,6 +83,7 @@ class GroupRecords:
         )
         self._run_id = run_id
         self._step = step
+        self._by_reward = by_reward
         self._flushed_at: int | None = None
         self._scores: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -138,14 +105,15 @@ class GroupRecords:
             step = self._step()
             for k, (task, rollout) in enumerate(played):
                 self._rollouts.write(task, rollout, step=step)
+                has_advantage = self._by_reward and scores.rewards[k] is not None
                 self._scores.append(
                     score_record(
                         self._run_id,
                         rollout.rollout_id,
                         {name: values[k] for name, values in scores.by_function.items()},
                         total=scores.rewards[k],
-                        advantage=None if scores.rewards[k] is None else scores.advantages[k],
-                        rows=recorded_rows(rollout, advantages[k]),
+                        advantage=scores.advantages[k] if has_advantage else None,
+                        rows=recorded_rows(rollout, advantages[k], by_reward=self._by_reward),
                     )
                 )
             if step is None or step != self._flushed_at:
@@ -212,6 +180,7 @@ class Delivery:
         records: keeps rollouts and scores; None if nobody does.
         rules: say which rows are pushed.
         version: of the weights that sample now.
+        distillation: has the rows scored by a teacher; None: rewards judge them.
     """
 
     def __init__(
@@ -223,6 +192,7 @@ class Delivery:
         records: GroupRecords | None,
         rules: RowRules,
         version: Callable[[], int],
+        distillation: Distillation | None = None,
     ) -> None:
         self._engine = engine
         self._route = route
@@ -231,6 +201,7 @@ class Delivery:
         self._records = records
         self._rules = rules
         self._version = version
+        self._distillation = distillation
         self._once = Once(logger)
         self._pushing = asyncio.Lock()
         self.restored: list[RolloutRow] = []
@@ -248,11 +219,15 @@ class Delivery:
         scores = await self._scores(batch, tasks, rollouts, metrics.__setitem__)
         conversations = [conversations_of(rollout) for rollout in rollouts]
         can_be_rows = [can_be_scored(rollout) for rollout in rollouts]
-        found, alone = row_advantages(conversations, scores, can_be_rows)
-        if self._route.agents:
-            metrics["rollout/alone_frac"] = (float(sum(alone)), float(len(alone)))
-            self._note_own_rewards(conversations)
-        rows = self._rows(tasks, rollouts, scores, found)
+        if self._distillation is not None:  # rewards judge nothing
+            pairs = zip(conversations, can_be_rows, strict=True)
+            found = [[0.0 if can and one.trained else None for one in each] for each, can in pairs]
+        else:
+            found, alone = row_advantages(conversations, scores, can_be_rows)
+            if self._route.agents:
+                metrics["rollout/alone_frac"] = (float(sum(alone)), float(len(alone)))
+                self._note_own_rewards(conversations)
+        rows = self._scored(rollouts, self._rows(tasks, rollouts, scores, found))
         if (records := self._records) is not None:
             await THREADS.ask(lambda: records.write(played, scores, found))
         metrics["rollout/inflight"] = float(len(batch.attempts))
@@ -284,6 +259,7 @@ class Delivery:
             agents=bool(self._route.agents),
             tools=has_tools(self._route.kinds),
             trains_all=True,
+            teacher=self._distillation is not None,
         )
         told = columns.pop(COMPLETIONS, [None] * len(tasks))
         columns |= environments_of(tasks, self._route.kinds)
@@ -323,21 +299,44 @@ class Delivery:
         advantages: Sequence[Sequence[float | None]],
     ) -> list[RolloutRow]:
         rows: list[RolloutRow] = []
+        distillation = self._distillation
         for k, (task, rollout) in enumerate(zip(tasks, rollouts, strict=True)):
             reward = float("nan") if (total := scores.rewards[k]) is None else total
-            of_functions = {
+            metrics = {"reward": reward, "reward_std": scores.std} | {
                 f"rewards/{name}": float("nan") if (value := values[k]) is None else value
                 for name, values in scores.by_function.items()
             }
+            if distillation is not None:  # an environment without a reward has no such metrics
+                metrics = {name: v for name, v in metrics.items() if not math.isnan(v)}
             rows += rows_of_rollout(
                 rollout,
                 advantages=advantages[k],
                 group_id=task.group,
-                metrics={"reward": reward, "reward_std": scores.std} | of_functions,
+                metrics=metrics,
                 version=self._version(),
                 as_lists=self._rules.as_lists,
+                teacher_id="" if distillation is None else distillation.name_of(task),
             )
         return rows
+
+    def _scored(
+        self, rollouts: Sequence[Rollout], rows: Sequence[RolloutRow]
+    ) -> list[RolloutRow]:
+        """Return the rows with the scores of the teacher, without those that it did not score."""
+        if (distillation := self._distillation) is None:
+            return list(rows)
+        found = distillation.take(rollouts)
+        return self._with_scores((row, found.get(row_key(row))) for row in rows)
+
+    def _with_scores(
+        self, rows: Iterable[tuple[RolloutRow, TeacherScores | None]]
+    ) -> list[RolloutRow]:
+        as_lists = self._rules.as_lists
+        return [
+            with_scores(row, scores, as_lists=as_lists)
+            for row, scores in rows
+            if scores is not None
+        ]
 
     async def _push_restored(self) -> None:
         groups: dict[int, list[RolloutRow]] = {}
@@ -345,6 +344,9 @@ class Delivery:
             groups.setdefault(row.group_id, []).append(row)
         self.restored = []
         for group, rows in groups.items():
+            if (distillation := self._distillation) is not None:
+                scores = await asyncio.gather(*map(distillation.score_again, rows))
+                rows = self._with_scores(zip(rows, scores, strict=True))
             await self._push(group, rows, {}, sampled=0)
 
     async def _push(

@@ -1,4 +1,4 @@
-"""The rows that `AsyncGRPOTrainer` trains: one for each branch of a rollout.
+"""The rows that asynchronous trainers train: one for each branch of a rollout.
 
 Invariant: over the rows of a rollout, each token that was sampled and delivered is trained once,
 with the logprob that it was drawn with. A row has a token that is trained, and the version of the
@@ -45,6 +45,8 @@ class RolloutRow:
     metrics: RowMetrics = field(default_factory=RowMetrics)
     enqueued_at: float | None = None
     """Seconds since 1970, when it was pushed."""
+    teacher_id: str = ""
+    """The name of the teacher that scores it; empty: none does."""
 
     def enqueued(self) -> "RolloutRow":
         """Return the same row, marked as pushed now."""
@@ -55,6 +57,22 @@ class RolloutRow:
     def trained_tokens(self) -> int:
         """The number of tokens that the loss is taken over."""
         return int(np.sum(self.completion_mask))
+
+
+@dataclass(eq=False)
+class DistillationRow(RolloutRow):
+    """A row as `AsyncDistillationTrainer` takes it, which needs no advantage and no logprobs."""
+
+    teacher_topk_ids: Any = None
+    """`(T, W)` int64: the teacher's candidates for each token, -1 where there is none; for TRL
+    before 1.16 a list for each token, of candidates only."""
+    teacher_topk_logprobs: Any = None
+    """`(T, W)` float32, nats; -inf where there is no candidate."""
+
+    @property
+    def prompt_id(self) -> int:
+        """The number of its prompt, counting on over epochs; TRL takes it from 1.13 on."""
+        return self.group_id
 
 
 def can_be_scored(rollout: Rollout) -> bool:
@@ -71,6 +89,7 @@ def rows_of_rollout(
     metrics: Mapping[str, float],
     version: int,
     as_lists: bool,
+    teacher_id: str = "",
 ) -> list[RolloutRow]:
     """Return the rows of a rollout; none if nothing of it can be trained.
 
@@ -81,12 +100,13 @@ def rows_of_rollout(
         metrics: of all its rows; each gets its own.
         version: of rows whose weights are not known.
         as_lists: whether the trainer takes lists instead of arrays.
+        teacher_id: of its rows.
     """
     prompt, completion = conversation_of(rollout)
     rows = []
     for conversation, advantage in zip(conversations_of(rollout), advantages, strict=True):
         columns, versions = conversation.columns, conversation.streams.get(VERSIONS)
-        ids, mask, logprobs = _joined(columns)
+        ids, mask, logprobs = joined(columns)
         if advantage is None or not mask[1:].any():  # nothing predicts the first token of a row
             continue
         trained = () if versions is None else versions[columns.env_mask == 1]
@@ -101,17 +121,21 @@ def rows_of_rollout(
                 int(np.min(trained)) if len(trained) else version,
                 group_id,
                 RowMetrics(metrics),
+                teacher_id=teacher_id,
             )
         )
     return rows
 
 
-def recorded_rows(rollout: Rollout, advantages: Sequence[float | None]) -> list[dict[str, Any]]:
+def recorded_rows(
+    rollout: Rollout, advantages: Sequence[float | None], *, by_reward: bool
+) -> list[dict[str, Any]]:
     """Return the rows of a rollout as `score_record` takes them.
 
     Args:
         rollout: that was played.
         advantages: of its `conversations_of`; None: this one is not a row.
+        by_reward: whether the trainer uses advantages.
     """
     conversations = conversations_of(rollout)
     branches = [None, *trained_branches(rollout)][: len(conversations)]
@@ -120,14 +144,14 @@ def recorded_rows(rollout: Rollout, advantages: Sequence[float | None]) -> list[
             "row": None,  # the trainer batches rows of any rollouts, as they come
             "branch": branch,
             "weight": 1.0,  # the loss counts tokens
-            "advantages": [advantage] * len(conversation.turns),
+            "advantages": [advantage] * len(conversation.turns) if by_reward else [],
         }
         for conversation, branch, advantage in zip(conversations, branches, advantages, strict=True)
         if advantage is not None
     ]
 
 
-def _joined(
+def joined(
     columns: Columns,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Return ids, mask and logprobs of prompt and completion together."""

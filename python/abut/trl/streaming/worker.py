@@ -1,4 +1,4 @@
-"""The `rollout_worker` of TRL's `AsyncGRPOTrainer`: rollouts that stream, beside training.
+"""The `rollout_worker` of TRL's asynchronous trainers: rollouts that stream, beside training.
 
 Invariant: the trainer waits only while there are no rows, and rollouts only while the buffer is
 full.
@@ -11,49 +11,35 @@ import logging
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from abut.envs.source import ForTask
-from abut.errors import MissingExtraError, RolloutError, text_of
-from abut.gateway.server.gateway import Gateway
+from abut.errors import RolloutError, text_of
 from abut.pickling import stays
-from abut.pretrained import tokenizer_of
-from abut.processor import PartsProcessor, Processor
-from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
-from abut.rollout.stream import Stream
-from abut.trl.dataset_images import refuse_image_processor
-from abut.trl.rewards import env_reward
-from abut.trl.route import EnvArgument
+from abut.rollout.stream import Finishing, Stream
 from abut.trl.streaming.callback import groups_of_epochs, position_callback
 from abut.trl.streaming.dataset_position import DatasetGroups, DatasetPosition
 from abut.trl.streaming.delivery import (
     Delivery,
     GroupRecords,
     Metrics,
-    RolloutBuffer,
     RowRules,
     TrainerQueues,
 )
-from abut.trl.streaming.group_scores import reward_functions
+from abut.trl.streaming.distillation import Distillation
+from abut.trl.streaming.rollout_buffer import RolloutBuffer
 from abut.trl.trainer_engine import (
     Arguments,
     ModelLimits,
-    RecorderArgument,
-    SamplerArgument,
     TrainerSide,
-    checked_arguments,
     engine_for,
 )
 from abut.trl.trainer_sampler import async_client_settings, async_sampler_of
 from abut.trl.version import (
     ARRAYS_IN_ROWS,
-    ASYNC_WORKER,
-    check_trl_version,
     trl_version,
-    trl_version_text,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,107 +51,12 @@ _METRICS = 4096
 _JUDGED = 32
 
 
-def make_rollout_worker(
-    env: EnvArgument,
-    *,
-    args: Any,
-    train_dataset: Any,
-    processing_class: Any,
-    config: RolloutConfig | None = None,
-    reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = env_reward,
-    processor: Processor | PartsProcessor | None = None,
-    sampler: SamplerArgument = "auto",
-    base_urls: str | Sequence[str] | None = None,
-    system_prompt: str | None = None,
-    recorder: RecorderArgument = None,
-    gateway: Gateway | None = None,
-    credit: object = None,
-) -> "RolloutWorker":
-    """Return a `rollout_worker` for `AsyncGRPOTrainer`, whose callback belongs to it.
-
-    ```python
-    worker = make_rollout_worker(Env, args=args, train_dataset=rows, processing_class=tokenizer)
-    AsyncGRPOTrainer(…, rollout_worker=worker, callbacks=[worker.callback]).train()
-    ```
-
-    Args:
-        env: as of `make_rollout_func`.
-        args: the trainer's `AsyncGRPOConfig`, the same object.
-        train_dataset: has the column `prompt`; its rows are played in order, again and again.
-        processing_class: the trainer's tokenizer, or a processor that holds one.
-        config: limits and policies; None takes the defaults, and `args.request_timeout` for a turn.
-        reward_funcs: one or several, called with each group as `GRPOTrainer` calls them with a
-            batch; their rewards are added.
-        processor: None derives one from the tokenizer's chat template.
-        sampler: "auto" asks the vLLM servers that get the trainer's weights.
-        base_urls: of these servers, with "auto"; None takes `args.vllm_server_base_url`.
-        system_prompt: for prompts that have no system message.
-        recorder: as of `make_rollout_func`.
-        gateway: as of `make_rollout_func`.
-        credit: refused, because an asynchronous row has one advantage.
-
-    Raises:
-        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone: `credit`, a
-            `config.branch` that leaves conversations out, and a `processor` with images.
-        ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
-            given what writes conversations.
-        MissingExtraError: TRL is not installed, or older than 1.11.
-    """
-    check_trl_version(stacklevel=2)
-    if trl_version() < ASYNC_WORKER:
-        raise MissingExtraError(
-            f"make_rollout_worker needs TRL 1.11 or later, found {trl_version_text()}\n"
-            "hint: pip install 'trl>=1.11'"
-        )
-    if not hasattr(args, "max_staleness"):
-        raise TypeError(
-            f"args must be the AsyncGRPOConfig of the trainer, got {type(args).__name__}\n"
-            "hint: from trl.experimental.async_grpo import AsyncGRPOConfig"
-        )
-    if base_urls is not None and sampler != "auto":
-        raise TypeError("base_urls= is for sampler='auto'; a sampler object has its own")
-    if credit is not None:
-        raise TypeError(
-            "credit= with the asynchronous worker: AsyncGRPOTrainer takes one advantage for each "
-            "row, not one for each token\nhint: leave it out, or train with "
-            "abut.trl.GRPOTrainer; rewards of whole conversations (AgentResult.rewards) count here"
-        )
-    refuse_image_processor(processor)
-    if config is None:
-        config = RolloutConfig(turn_timeout_s=args.request_timeout)
-    arguments = checked_arguments(
-        env,
-        config=config,
-        processor=processor,
-        sampler=sampler,
-        system_prompt=system_prompt,
-        recorder=recorder,
-        gateway=gateway,
-    )
-    if arguments.config.branch not in (None, "all"):
-        raise TypeError(
-            f"RolloutConfig(branch={arguments.config.branch!r}) with the asynchronous worker: it "
-            "trains every conversation\nhint: leave branch out"
-        )
-    arguments.tasks.check_datasets(train_dataset)
-    arguments.tasks.run_id = uuid.uuid4().hex[:8]
-    return RolloutWorker(
-        arguments,
-        args,
-        train_dataset,
-        tokenizer_of(processing_class),
-        reward_functions(reward_funcs),
-        base_urls,
-        owns_gateway=gateway is None,
-    )
-
-
 @stays(
     "it plays with the engine and the environments of this process",
     hint="call make_rollout_worker in the process that trains",
 )
 class RolloutWorker:
-    """The `rollout_worker` of an `AsyncGRPOTrainer`; nothing runs before `start`.
+    """The `rollout_worker` of an asynchronous trainer; nothing runs before `start`.
 
     Attributes:
         rollout_buffer: the rows, which the trainer takes.
@@ -186,7 +77,9 @@ class RolloutWorker:
         functions: Sequence[Callable[..., Any]],
         base_urls: str | Sequence[str] | None,
         *,
+        generations: int,
         owns_gateway: bool,
+        distillation: Distillation | None = None,
     ) -> None:
         self.rollout_buffer = RolloutBuffer(max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[Metrics] = queue.Queue(_METRICS)
@@ -202,7 +95,9 @@ class RolloutWorker:
         self._hf_tokenizer = hf_tokenizer
         self._functions = functions
         self._base_urls = base_urls
+        self._generations = generations
         self._owns_gateway = owns_gateway
+        self._distillation = distillation
         self._model_limits = ModelLimits()
         self._restored: Mapping[str, Any] | None = None
         self._records: GroupRecords | None = None
@@ -227,7 +122,7 @@ class RolloutWorker:
             logger.warning(
                 "the rollout worker's callback is not among the trainer's: checkpoints will not "
                 "say where training was in the dataset\n"
-                "hint: AsyncGRPOTrainer(…, rollout_worker=worker, callbacks=[worker.callback])"
+                "hint: callbacks=[worker.callback] beside rollout_worker=worker"
             )
         engine, self._stream = self._build()
         self._error = None
@@ -328,6 +223,7 @@ class RolloutWorker:
                 run_id=self._tasks.run_id,
                 tokenizer=self._hf_tokenizer.name_or_path,
                 step=lambda: self.step,
+                by_reward=self._distillation is None,
             )
         delivery = Delivery(
             engine,
@@ -337,6 +233,7 @@ class RolloutWorker:
             self._records,
             rules,
             version=lambda: self.version,
+            distillation=self._distillation,
         )
         if self._restored is not None:
             restored, self._restored = self._restored, None
@@ -344,7 +241,7 @@ class RolloutWorker:
                 restored, self.version, as_lists=rules.as_lists
             )
         groups = DatasetGroups(
-            self._dataset, self._tasks, self.position, for_task, args.num_generations
+            self._dataset, self._tasks, self.position, for_task, self._generations
         )
         at_once = _at_once(args)
 
@@ -356,12 +253,23 @@ class RolloutWorker:
             groups,
             delivery.deliver,
             at_once=at_once,
-            judged=max(_JUDGED, args.num_generations),
+            judged=max(_JUDGED, self._generations),
             begin=begin,
             version=self.version,
             max_staleness=args.max_staleness,
+            finishing=self._finishing(engine),
         )
         return engine, stream
+
+    def _finishing(self, engine: Engine) -> Finishing | None:
+        """Return what has the teacher score each rollout; None without a teacher."""
+        if (distillation := self._distillation) is None:
+            return None
+        # Asked when the stream begins: the student's servers say how much they hold.
+        return lambda: distillation.finishing(
+            max_tokens=engine.budget.max_context_tokens,
+            vocab_size=self._model_limits.vocab_size,
+        )
 
     def _engine(self, budget: int | None) -> tuple[Engine, ForTask]:
         args, config, limits = self._args, self._arguments.config, self._model_limits

@@ -1,6 +1,6 @@
 """A teacher's scores of the rows of a rollout.
 
-Invariant: a row that is trained is scored as a whole. A row that the teacher did not score is not
+Invariant: a row that is trained is scored, as a whole where its trainer wants that. A row that the teacher did not score is not
 trained: `Rollout.row_trained` or `Branch.trained` is False, and `Rollout.unscored_rows` counts it.
 """
 
@@ -46,6 +46,7 @@ async def score_rollout(
     *,
     top_k: int = 0,
     vocab_size: int | None = None,
+    drops_incomplete: bool = True,
 ) -> RolloutScores:
     """Ask a teacher for scores of all rows of a rollout that are trained.
 
@@ -57,6 +58,7 @@ async def score_rollout(
         name: of the teacher.
         top_k: how many candidates each sampled token gets.
         vocab_size: see `score_row`.
+        drops_incomplete: whether a row with a token that has no score counts as not scored.
 
     Raises:
         TeacherError: as `score_row`; or the rollout has images.
@@ -73,7 +75,7 @@ async def score_rollout(
         )
     answers = await asyncio.gather(
         *(
-            _score(teacher, one, name, top_k, vocab_size)
+            _score(teacher, one, name, top_k, vocab_size, drops_incomplete)
             for one, is_asked in zip(conversations, asked, strict=True)
             if is_asked
         ),
@@ -120,19 +122,24 @@ def _is_trained(conversation: Branch) -> bool:
 
 
 async def _score(
-    teacher: Teacher, conversation: Branch, name: str, top_k: int, vocab_size: int | None
+    teacher: Teacher,
+    conversation: Branch,
+    name: str,
+    top_k: int,
+    vocab_size: int | None,
+    drops_incomplete: bool,
 ) -> TeacherScores:
     """Return the scores of the sampled tokens of a row.
 
     Raises:
-        TeacherUnavailable: it is not scored, or one of its tokens is not.
+        TeacherUnavailable: it is not scored; or one of its tokens is not, with `drops_incomplete`.
     """
     columns = conversation.columns
     ids = np.concatenate([columns.prompt_ids, columns.completion_ids]).astype(np.int64)
     positions = len(columns.prompt_ids) + np.flatnonzero(columns.env_mask)
     scores = await score_row(teacher, ids, positions, top_k, name, vocab_size)
     missing = np.flatnonzero(np.isnan(scores.drawn))
-    if len(missing):
+    if drops_incomplete and len(missing):
         raise TeacherUnavailable(
             f"the teacher {name!r} gave token {int(positions[missing[0]])} of a row of {len(ids)}, "
             f"id {int(ids[positions[missing[0]]])}, no logprob, or minus infinity"

@@ -54,7 +54,8 @@ class Teacher(Protocol):
             ids: `(T,)`, the whole row.
             positions: `(n,)`, rising, from 1: of the tokens to score. The token at position `p` is
                 scored behind `ids[:p]`.
-            top_k: how many candidates each position gets, besides the drawn token; 0: no others.
+            top_k: how many of the best candidates each position gets; the drawn token comes besides
+                if it is not among them.
             name: of the teacher that the row asks for.
 
         Returns:
@@ -74,7 +75,7 @@ class Student:
 
     Attributes:
         tokenizer: of Hugging Face; the teacher's must be the same.
-        top_k: the largest number of candidates that it will be asked for.
+        top_k: the largest `top_k` that it will be asked for.
         max_tokens: of the longest row; None if nobody knows.
     """
 

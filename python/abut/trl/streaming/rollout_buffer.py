@@ -1,0 +1,53 @@
+"""The queue between a rollout worker and its trainer.
+
+Invariant: a push that has failed is tried again as soon as a row was taken since.
+"""
+
+import asyncio
+import queue
+from typing import Any
+
+
+class RolloutBuffer(queue.Queue[Any]):
+    """The queue between a rollout worker and the trainer: first in, first out.
+
+    The trainer calls `get`, on its own thread; `room` and `push` are for one loop.
+    """
+
+    def __init__(self, maxsize: int) -> None:
+        """Make a buffer for at most `maxsize` rows; 0 is no limit."""
+        super().__init__(maxsize)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room: asyncio.Event | None = None
+
+    def set_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Set the loop that pushes; None after the last push."""
+        self._loop, self._room = loop, asyncio.Event()
+
+    def push(self, row: Any) -> bool:
+        """Put a row, if there is room for it."""
+        assert self._room is not None
+        self._room.clear()  # first: a row that is taken after the put has failed sets it again
+        try:
+            self.put_nowait(row)
+        except queue.Full:
+            return False
+        return True
+
+    async def room(self) -> None:
+        """Wait until something was taken since `push` failed, or `wake` was called."""
+        assert self._room is not None
+        await self._room.wait()
+
+    def wake(self) -> None:
+        """Have the loop that waits for room try again; from any thread."""
+        if self._loop is not None and self._room is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._room.set)
+            except RuntimeError:  # it is closed, so nobody waits
+                self._loop = None
+
+    def _get(self) -> Any:
+        row = super()._get()
+        self.wake()
+        return row
