@@ -652,7 +652,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
     with pytest.raises(TypeError) as raised:
         make(processor=SimpleNamespace(images=object()))
     assert str(raised.value) == (
-        "processor=SimpleNamespace(…) writes images, and AsyncGRPOTrainer trains without their "
+        "processor=SimpleNamespace(…) writes images, and asynchronous trainers train without their "
         "pixels\nhint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
     )
     assert make()._arguments.config.turn_timeout_s == args.request_timeout

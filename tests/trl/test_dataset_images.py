@@ -229,7 +229,7 @@ def test_a_failed_rollout_has_a_row_without_tokens_of_images(
 
 def test_the_asynchronous_worker_refuses_images() -> None:
     task = RolloutTask(0, "r0", Talk, [shows(block(ONE))], "", 0)
-    with pytest.raises(TypeError, match="AsyncGRPOTrainer trains without its pixels\nhint: "):
+    with pytest.raises(TypeError, match="asynchronous trainers train without its pixels\nhint: "):
         refuse_images([task])
     refuse_images([RolloutTask(0, "r0", Talk, [user("a")], "", 0)])
 

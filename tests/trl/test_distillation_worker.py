@@ -21,7 +21,13 @@ datasets = pytest.importorskip("datasets")
 from abut import AgentResult, RolloutConfig, agent  # noqa: E402
 from abut.errors import MissingExtraError, RolloutError  # noqa: E402
 from abut.records import JsonlRecorder, read_records  # noqa: E402
-from abut.trl import ModelTeacher, TeacherScores, VllmTeacher, make_distillation_worker  # noqa: E402
+from abut.trl import (  # noqa: E402
+    ModelTeacher,
+    TeacherScores,
+    VllmTeacher,
+    make_distillation_worker,
+    make_rollout_func,
+)
 from abut.trl.teachers.teacher import checked_scores  # noqa: E402
 from abut.trl.version import ARRAYS_IN_ROWS, ASYNC_WORKER, trl_version  # noqa: E402
 
@@ -404,6 +410,16 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
     monkeypatch.setattr("abut.trl.streaming.make_worker.trl_version", lambda: (1, 10))
     with pytest.raises(MissingExtraError, match=r"make_distillation_worker needs TRL 1\.11"):
         make()
+
+
+def test_trls_server_distillation_is_refused_with_the_reason() -> None:
+    from trl.experimental.server_distillation import ServerDistillationTrainer
+
+    class Own(ServerDistillationTrainer):  # type: ignore[misc]
+        """As users make one to have it call a rollout_func."""
+
+    with pytest.raises(TypeError, match="its loss does not look at the mask\nhint: AsyncDistill"):
+        make_rollout_func(Talk)(["say"], object.__new__(Own))
 
 
 def test_without_a_teacher_the_servers_of_the_trainer_are_asked(

@@ -203,7 +203,7 @@ def test_the_asynchronous_worker_refuses_prompts_with_images() -> None:
     with pytest.raises(TypeError) as raised:
         dataset_images.refuse_images([SimpleNamespace(messages=messages)])  # type: ignore[list-item]
     assert str(raised.value) == (
-        "a prompt has an image, and AsyncGRPOTrainer trains without its pixels\n"
+        "a prompt has an image, and asynchronous trainers train without its pixels\n"
         "hint: from abut.trl import GRPOTrainer"
     )
 

@@ -134,28 +134,28 @@ def check_images(
 
 
 def refuse_image_processor(processor: Any) -> None:
-    """Refuse a processor that writes images for an `AsyncGRPOTrainer`.
+    """Refuse a processor that writes images for an asynchronous trainer.
 
     Raises:
         TypeError: it does.
     """
     if getattr(processor, "images", None) is not None:
         raise TypeError(
-            f"processor={type(processor).__name__}(…) writes images, and AsyncGRPOTrainer trains "
-            "without their pixels\n"
+            f"processor={type(processor).__name__}(…) writes images, and asynchronous trainers "
+            "train without their pixels\n"
             "hint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
         )
 
 
 def refuse_images(tasks: Sequence[RolloutTask]) -> None:
-    """Refuse prompts with images for an `AsyncGRPOTrainer`, which trains the text tower alone.
+    """Refuse prompts with images for an asynchronous trainer, which trains the text tower alone.
 
     Raises:
         TypeError: a prompt has one.
     """
     if any(images_of(message.get("content")) for task in tasks for message in task.messages):
         raise TypeError(
-            "a prompt has an image, and AsyncGRPOTrainer trains without its pixels\n"
+            "a prompt has an image, and asynchronous trainers train without its pixels\n"
             "hint: from abut.trl import GRPOTrainer"
         )
 

@@ -57,6 +57,7 @@ from abut.trl.trainer_checks import (
     check_end_tokens,
     check_rows,
     check_teacher,
+    refuse_server_distillation,
     warn_of_unseen,
     warn_of_unused_rewards,
 )
@@ -293,6 +294,7 @@ class RolloutFunc:
 
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""
+        refuse_server_distillation(trainer)
         _refuse_tool_loop(trainer)
         if not isinstance(trainer, AllRows):
             _refuse_all_rows(self._arguments.config, self._credit)

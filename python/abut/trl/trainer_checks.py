@@ -25,6 +25,24 @@ _WORDS = 3
 _ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of each rollout'
 
 
+SERVER_DISTILLATION = (
+    "ServerDistillationTrainer trains every token of a completion, those of the environment too: "
+    "its loss does not look at the mask\n"
+    "hint: AsyncDistillationTrainer with make_distillation_worker trains sampled tokens only, and "
+    "so does GRPOTrainer with make_rollout_func(…, credit=ReverseKL(teacher))"
+)
+
+
+def refuse_server_distillation(trainer: Any) -> None:
+    """Refuse TRL's `ServerDistillationTrainer`, also a subclass that calls a `rollout_func`.
+
+    Raises:
+        TypeError: the trainer is one.
+    """
+    if any(c.__name__ == "ServerDistillationTrainer" for c in type(trainer).__mro__):
+        raise TypeError(SERVER_DISTILLATION)
+
+
 def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) -> bool:
     """Warn if no rollout of a batch shows a line of its string prompt; returns whether it warned.
 

@@ -319,9 +319,7 @@ class Delivery:
             )
         return rows
 
-    def _scored(
-        self, rollouts: Sequence[Rollout], rows: Sequence[RolloutRow]
-    ) -> list[RolloutRow]:
+    def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[RolloutRow]) -> list[RolloutRow]:
         """Return the rows with the scores of the teacher, without those that it did not score."""
         if (distillation := self._distillation) is None:
             return list(rows)

@@ -22,6 +22,7 @@ from abut.trl.streaming.group_scores import reward_functions
 from abut.trl.streaming.worker import RolloutWorker
 from abut.trl.teachers.teacher import Teacher
 from abut.trl.teachers.vllm_teacher import VllmTeacher
+from abut.trl.trainer_checks import SERVER_DISTILLATION
 from abut.trl.trainer_engine import (
     Arguments,
     RecorderArgument,
@@ -31,12 +32,6 @@ from abut.trl.trainer_engine import (
 from abut.trl.version import ASYNC_WORKER, check_trl_version, trl_version, trl_version_text
 
 RewardFuncs = Callable[..., Any] | Sequence[Callable[..., Any]]
-
-_SERVER_DISTILLATION = (
-    "ServerDistillationTrainer trains every token of a completion, those of the environment too: "
-    "its loss does not look at the mask\n"
-    "hint: AsyncDistillationTrainer with make_distillation_worker trains sampled tokens only"
-)
 
 
 def make_rollout_worker(
@@ -173,7 +168,7 @@ def make_distillation_worker(
     """
     _check_version("make_distillation_worker", stacklevel=3)
     if hasattr(args, "teacher_model_server_url"):
-        raise TypeError(f"args are a ServerDistillationConfig, and {_SERVER_DISTILLATION}")
+        raise TypeError(f"args are a ServerDistillationConfig, and {SERVER_DISTILLATION}")
     if not hasattr(args, "max_staleness") or not hasattr(args, "teacher_top_k"):
         raise TypeError(
             f"args must be the AsyncDistillationConfig of the trainer, got {type(args).__name__}\n"

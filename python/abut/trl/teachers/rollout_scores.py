@@ -1,7 +1,8 @@
 """A teacher's scores of the rows of a rollout.
 
-Invariant: a row that is trained is scored, as a whole where its trainer wants that. A row that the teacher did not score is not
-trained: `Rollout.row_trained` or `Branch.trained` is False, and `Rollout.unscored_rows` counts it.
+Invariant: a row that is trained is scored, as a whole where its trainer wants that. A row that the
+teacher did not score is not trained: `Rollout.row_trained` or `Branch.trained` is False, and
+`Rollout.unscored_rows` counts it.
 """
 
 import asyncio
