@@ -53,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
         "--rows",
         type=_rows,
         help="which rows, with commas between them (all): encode, encode_kinds, encode_batch, "
-        "append, open_text, seam, rollouts, pace, turns, async_rollouts, environments, collate, "
-        "stitch, engine_reply, gateway, dialects, load, memory, records",
+        "append, image_turn, open_text, seam, rollouts, pace, turns, async_rollouts, environments, "
+        "collate, stitch, engine_reply, gateway, dialects, load, memory, image_memory, records",
     )
     parser.add_argument(
         "--tokenizer",

@@ -41,6 +41,7 @@ PEERS = {
     for peer in (
         Peer("tokenizers", ("tokenizers>=0.22",)),
         Peer("transformers", ("transformers>=5",)),
+        Peer("pillow", ("pillow>=10.1",)),
         Peer("aiohttp", ("aiohttp>=3.12",)),
         Peer("gigatoken", ("gigatoken==0.10.0",)),
         Peer("tiktoken", ("tiktoken>=0.14",)),

@@ -81,6 +81,13 @@ class Scale:
     recorded_rollouts: int = 64
     memory_rollouts: int = 64
     memory_tokens: int = 120_000
+    image_size: tuple[int, int] = (1280, 1024)
+    image_counts: tuple[int, int] = (1, 40)
+    """Pictures of a conversation, few and many."""
+    image_rounds: int = 7
+    image_rollouts: int = 64
+    image_slack_bytes: int = 256 * 2**20
+    """Beside files and caches: tokens, what a picture takes while it is made, the allocator."""
 
     @classmethod
     def quick(cls) -> "Scale":
@@ -136,6 +143,10 @@ class Scale:
             collate_rows=4,
             collate_tokens=128,
             collate_rounds=2,
+            image_size=(96, 64),
+            image_counts=(1, 3),
+            image_rounds=2,
+            image_rollouts=2,
             stitch_calls=4,
             stitch_tokens=800,
             stitch_rounds=2,

@@ -18,6 +18,8 @@ from benchmarks.rows import (
     engine_reply,
     environments,
     gateway,
+    image_memory,
+    image_turn,
     load,
     memory,
     open_text,
@@ -37,6 +39,7 @@ ROWS: dict[str, Measure] = {
     "encode_kinds": encode_kinds.measure,
     "encode_batch": encode_batch.measure,
     "append": append.measure,
+    "image_turn": image_turn.measure,
     "open_text": open_text.measure,
     "seam": seam.measure,
     "rollouts": rollouts.measure,
@@ -51,5 +54,6 @@ ROWS: dict[str, Measure] = {
     "dialects": dialects.measure,
     "load": load.measure,
     "memory": memory.measure,
+    "image_memory": image_memory.measure,
     "records": records.measure,
 }

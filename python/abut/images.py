@@ -246,7 +246,12 @@ def _of_pixels(pixels: NDArray[np.uint8], data: Callable[[], bytes]) -> Image:
     digest = hashlib.blake2b(f"{width}x{height} RGB".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(pixels).data)
     known = _IMAGES.get(key := digest.hexdigest())
-    return known or _the_one(data(), width, height, key)
+    if known is not None:
+        return known
+    image = _the_one(data(), width, height, key)
+    if not pixels.flags.writeable:  # decoded: a processor is likely to ask for them next
+        _PIXELS.get(key, lambda: pixels, lambda array: array.nbytes)
+    return image
 
 
 def _the_one(data: bytes, width: int, height: int, digest: str) -> Image:

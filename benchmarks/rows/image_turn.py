@@ -1,0 +1,116 @@
+"""A turn that shows a screenshot, beside the model's own processor with that screenshot alone."""
+
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from abut import ChatTemplateProcessor, Tokenizer
+from abut.images import Image
+from abut.rollout.conversation import Conversation
+from abut.template import ImageProcessor
+from benchmarks.figures import Row, require_same
+from benchmarks.measured_conversation import logprobs
+from benchmarks.screenshots import PLACEHOLDER, screenshot, seeing_processor
+from benchmarks.timing import Check, Prepare, Sides, interleave
+from benchmarks.workbench import Workbench
+
+ABUT, PROCESSOR = "abut", "the processor, with the picture alone"
+
+
+def measure(workbench: Workbench) -> Row:
+    """Append screenshots behind few and behind many."""
+    (width, height), counts = workbench.scale.image_size, workbench.scale.image_counts
+    row = Row(
+        "image_turn",
+        f"append an image turn of {width} x {height} pixels, template included",
+        equal="the tokens of the picture in the conversation are those of the processor, and the "
+        "tensors of a forward pass are its own, after every append",
+        notes=[
+            "Both sides get the bytes of a PNG that they have not seen. The conversation is that "
+            "of Qwen2.5-VL, and the pictures before are one picture many times: only the length "
+            "matters."
+        ],
+    )
+    workbench.peer("pillow", "PIL")
+    hf_processor = seeing_processor(workbench.peer("transformers"), workbench.folder)
+    images = ImageProcessor(hf_processor)
+    writer = ChatTemplateProcessor(hf_processor, images=images)
+    tokenizer = Tokenizer.from_pretrained(hf_processor)
+    first = Image(screenshot(0, width, height))
+    for place, count in enumerate(counts, 1):
+        conversation = Conversation(tokenizer, writer)
+        conversation.open([_shown(first)])
+        for _ in range(count - 1):
+            _answer(conversation)
+            conversation.say([_shown(first)])
+        files = (
+            screenshot(number * len(counts) + place, width, height) for number in itertools.count()
+        )
+        prepare = _turns(conversation, images, hf_processor, files)
+        row.add(case := _case(count), interleave(prepare, workbench.scale.image_rounds))
+        row.need_ratio(
+            f"{ABUT} ÷ {PROCESSOR}, {case}", (ABUT, case), (PROCESSOR, case), "at most", 1.25
+        )
+    few, many = _case(counts[0]), _case(counts[-1])
+    row.need_ratio(f"{many} ÷ {few}", (ABUT, many), (ABUT, few), "at most", 1.2)
+    return row
+
+
+def _turns(
+    conversation: Conversation, images: ImageProcessor, hf_processor: Any, files: Iterator[bytes]
+) -> Prepare:
+    """One round is one turn."""
+    media = images.media_token_ids[0]
+
+    def prepare(number: int) -> tuple[Sides, Check]:
+        data = next(files)
+        _answer(conversation)
+        before = len(conversation.trajectory)
+        kept: list[Image] = []
+
+        def append() -> None:
+            kept.append(Image(data))
+            conversation.say([_shown(kept[0])])
+
+        def check(results: dict[str, Any]) -> None:
+            theirs = results[PROCESSOR]
+            new, ids = conversation.trajectory.ids[before:], theirs["input_ids"][0].numpy()
+            where = f"turn {number}"
+            require_same(where, PROCESSOR, new[new == media], ids[ids == media])
+            pixels = images.tensors([kept])["pixel_values"].numpy()
+            require_same(where, PROCESSOR, pixels, theirs["pixel_values"].numpy())
+
+        sides: dict[str, Callable[[], Any]] = {
+            ABUT: append,
+            PROCESSOR: lambda: hf_processor(
+                images=[_opened(data)], text=[PLACEHOLDER], return_tensors="pt"
+            ),
+        }
+        return sides, check
+
+    return prepare
+
+
+def _case(count: int) -> str:
+    return f"behind {count} picture{'s' * (count > 1)}"
+
+
+def _shown(image: Image) -> dict[str, Any]:
+    blocks = [{"type": "image", "image": image}, {"type": "text", "text": "What now?"}]
+    return {"role": "user", "content": blocks}
+
+
+def _answer(conversation: Conversation) -> None:
+    """Let the policy say something."""
+    conversation.request()
+    ids = np.array([5, 6, 7, conversation.stop_token_ids[0]])
+    conversation.hear(ids, logprobs(len(ids)))
+
+
+def _opened(data: bytes) -> Any:
+    from PIL import Image as pillow
+
+    return pillow.open(io.BytesIO(data)).convert("RGB")
