@@ -15,7 +15,7 @@ from abut.images import Image
 from abut.rollout.engine import Engine
 from abut.samplers.transformers import TransformersSampler
 from tests.kit.clients.image_pictures import as_text, encoded
-from tests.kit.clients.image_talks import SHOWS, Shows, check_images
+from tests.kit.clients.image_talks import SHOWS, Asks, Shows, check_images
 from tests.kit.stage.agents import play_agents
 from tests.kit.stage.rollouts import Stage
 from tests.kit.training.vision import FAMILIES, Family, model_of, own_logprobs, picture
@@ -23,17 +23,6 @@ from tests.kit.training.vision import FAMILIES, Family, model_of, own_logprobs, 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SHOWN = (picture(1), picture(2, 61, 33), picture(3))
-
-
-class Asks:
-    """Asks an endpoint as a gateway, for the clients of dialects."""
-
-    def __init__(self, endpoint: Any) -> None:
-        self.key = endpoint.api_key
-        self._endpoint = endpoint
-
-    def endpoint(self, rollout: str) -> Any:
-        return self._endpoint
 
 
 def looks(shows: type[Shows]) -> Any:

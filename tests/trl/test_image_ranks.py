@@ -50,6 +50,18 @@ def check_in_step(ranks: list[Any], kind: str) -> None:
     assert max(tower.values()) > 0
 
 
+def test_agents_of_one_rank_show_screenshots_through_the_gateway(tmp_path: Path) -> None:
+    """Their rows and branches have images, and those of the other rank's agents have none."""
+    first, second = run_ranks("image_agents", tmp_path)
+    assert first["model"] == second["model"] == "DistributedDataParallel"
+    assert first["images"] == [["train loss", 2]]
+    assert second["images"] == [["train loss", 0]]
+    assert max(*first["worst"], *second["worst"]) < 1e-5
+    assert {tuple(causes) for causes in first["causes"]} == {("rewritten",)}
+    assert {tuple(causes) for causes in first["dropped"]} == {("rewritten",)}
+    assert {*map(tuple, second["causes"]), *map(tuple, second["dropped"])} == {()}
+
+
 def test_without_spare_rows_the_ranks_fall_apart(tmp_path: Path) -> None:
     """The control: weights of the vision tower have no gradient on a rank without images."""
     with pytest.raises(AssertionError, match="Expected to have finished reduction"):

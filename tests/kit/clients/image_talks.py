@@ -25,6 +25,18 @@ from tests.kit.stage.rollouts import Recording, Stage
 from tests.kit.training.vision import FAMILIES, Family, model_of, own_logprobs
 
 
+class Asks:
+    """An endpoint in the place of a gateway, for the clients of dialects."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self.key = endpoint.api_key
+        self._endpoint = endpoint
+
+    def endpoint(self, rollout: str) -> Any:
+        """Return it."""
+        return self._endpoint
+
+
 class ChatClient(Client):
     """Asks for chat completions."""
 
