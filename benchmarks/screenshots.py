@@ -26,7 +26,7 @@ def seeing_processor(transformers: Any, folder: Path, most_pixels: int | None = 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
 
-    class Qwen2_5_VLProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[misc, name-defined]
+    class Qwen2_5_VLProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
             return type(value)  # its processor of videos, None here, would want torchvision
 

@@ -86,6 +86,10 @@ def pil(seed: int, *size: int) -> Any:
     return Image.of(picture(seed, *size)).to_pil()
 
 
+def images_in(prompt: Any) -> list[Image]:
+    return [image for message in prompt for image in images_of(message["content"])]
+
+
 @pytest.mark.parametrize("column", ["images", "image"])
 def test_images_of_the_dataset_are_in_the_prompts(tmp_path: Path, column: str) -> None:
     """Between the texts, where the prompt says so, else before the first one, as in TRL."""
@@ -110,14 +114,17 @@ def test_images_of_the_dataset_are_in_the_prompts(tmp_path: Path, column: str) -
         eval_steps=1,
         max_steps=1,
         num_iterations=2,
+        log_completions=True,
     ).train()
+    table = [[Image.of(one) for one in images] for images in run.trainer._logs["images"]]
+    assert table
+    assert table == [images_in(prompt) for prompt, _ in told[-len(table) :]]
     for purpose in ("train old", "train loss", "eval loss"):
         assert run.worst(purpose)[0] < 1e-5
     assert {c.images for c in run.trainer.compared} == ({0, 1, 2} if column == "images" else {0, 1})
     for prompt, value in told:
-        found = [image for message in prompt for image in images_of(message["content"])]
         given = value if isinstance(value, list) else [value] * (value is not None)
-        assert found == [Image.of(image) for image in given]
+        assert images_in(prompt) == [Image.of(image) for image in given]
     of_env = [images if column == "images" else image for images, image in env.got]
     assert sum(bool(value) for value in of_env) == 3 * len(of_env) // 4
 

@@ -33,6 +33,7 @@ class ImageProcessor:
         media_token_ids: its id, alone in a tuple.
         never_token_ids: the ids that a policy must never sample: those of media tokens and of the
             placeholder.
+        argument_names: of all that the processor makes for a model, but ids and mask.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ImageProcessor:
     media_token: str
     media_token_ids: tuple[int, ...]
     never_token_ids: tuple[int, ...]
+    argument_names: frozenset[str]
 
     def __init__(self, hf_processor: Any) -> None:
         """Derive what it writes for images, and prove it on five pictures.
@@ -61,6 +63,7 @@ class ImageProcessor:
         self._facts = facts = prove(hf_processor, self.name)
         self._calls = ProcessorCalls(hf_processor, facts.placeholder)
         self.placeholder, self.media_token = facts.placeholder, facts.media_token
+        self.argument_names = facts.arguments
         media, placeholder = tokenizer.convert_tokens_to_ids([self.media_token, self.placeholder])
         others = [getattr(hf_processor, name, None) for name in _OTHER_MEDIA]
         never = [media, placeholder, *(i for i in others if isinstance(i, int))]

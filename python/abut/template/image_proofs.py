@@ -40,6 +40,7 @@ class ImageFacts:
         media_token: the token of an expansion whose embedding a feature of the image replaces.
         types: of each token id that has one, by the key of the model's argument. Empty where the
             model needs none: tokenizers may return zeros that a model refuses.
+        arguments: the names of all that the processor makes for a model, but ids and mask.
         rules: how the tensors of rows are made from those of single images, by name; None: the
             processor has to make those of all images of a forward pass together.
     """
@@ -47,6 +48,7 @@ class ImageFacts:
     placeholder: str
     media_token: str
     types: Mapping[str, Mapping[int, int]]
+    arguments: frozenset[str]
     rules: Mapping[str, Rule] | None
 
 
@@ -91,8 +93,9 @@ def _proved(hf_processor: Any, name: str) -> ImageFacts:
     ]
     singles: dict[Image, Tensors] = {image: output.tensors for image, output in alone.items()}
     rules = find_rules(singles, together)
-    types = _types([*alone.values(), *outputs], name)
-    return ImageFacts(placeholder, media_token, types, rules)
+    every = [*alone.values(), *outputs]
+    arguments = frozenset(key for of in every for key in (*of.tensors, *of.types))
+    return ImageFacts(placeholder, media_token, _types(every, name), arguments, rules)
 
 
 def probe_image() -> Image:

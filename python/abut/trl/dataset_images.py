@@ -39,7 +39,7 @@ def with_row_images(
         filled = len(blocks) - empty
         if filled and not empty:  # the row's images are there already
             return [_with_content(message, iter(())) for message in messages]
-        images = [Image.of(value) for value in _images_of_row(row)]
+        images = [Image.of(value) for value in images_of_row(row)]
         if images and not empty:
             messages = _before_first_text(messages, len(images))
             empty = len(images)
@@ -216,7 +216,8 @@ def _has_role(message: Any) -> bool:
     return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
-def _images_of_row(row: Mapping[str, Any]) -> Sequence[Any]:
+def images_of_row(row: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the images in the columns `images` or `image` of a row, as they are there."""
     if row.get("images") is not None:
         return list(row["images"])
     return [] if row.get("image") is None else [row["image"]]

@@ -28,7 +28,7 @@ from abut.trl.rows.row_batch import (
     RowCounts,
     RowScoring,
 )
-from abut.trl.rows.row_metrics import log_rows, refill_tables, tables_of
+from abut.trl.rows.row_metrics import log_images, log_rows, refill_tables, tables_of
 from abut.trl.version import check_trl_version
 
 REPLACED = (
@@ -134,6 +134,7 @@ class AllRows(_Base):  # type: ignore[misc]
         try:
             output = super()._generate_and_score_completions(inputs)
             scoring = self._abut_scoring
+            log_images(self, self.abut_image_columns)
         finally:
             # The lists of a batch are as large as the rest of it: nothing keeps them from here on.
             self.abut_forward = self._abut_scoring = None

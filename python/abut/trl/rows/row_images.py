@@ -23,17 +23,6 @@ from abut.images import ImageSpan
 from abut.rollout.image_spans import images_before
 from abut.trl.rows.row_batch import ForwardRows
 
-_OF_TRL = (
-    "pixel_values",
-    "pixel_attention_mask",
-    "image_grid_thw",
-    "image_sizes",
-    "image_position_ids",
-    "spatial_shapes",
-    "token_type_ids",
-    "mm_token_type_ids",
-)
-"""Arguments that TRL makes of a dataset's images, for the prompt alone."""
 _HINT = "hint: a trainer with images may not change, drop or reorder rows between sampling and loss"
 
 
@@ -80,7 +69,9 @@ class _ImagePasses:
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with images; a forward pre-hook."""
-        given = {name: value for name, value in kwargs.items() if name not in _OF_TRL}
+        # TRL may have made some of a dataset's images, for the prompt alone.
+        made_anew = self._images.argument_names
+        given = {name: value for name, value in kwargs.items() if name not in made_anew}
         numbers = self._next_numbers(len(given["input_ids"]))
         spans = self._checked_spans(given, numbers)
         self._rows_of_trl = None

@@ -5,10 +5,12 @@ other metrics are over all rows, without padding.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from abut.images import Image
 from abut.notices import Once
+from abut.trl.dataset_images import images_of_row
 from abut.trl.rows.row_batch import RowBatch, RowCounts
 from abut.trl.version import TABLES_OF_MAIN_ROWS, trl_version
 
@@ -45,6 +47,21 @@ def refill_tables(
         table.clear()
         table.extend(before[name])
         table.extend(gather_object(texts))
+
+
+def log_images(trainer: Any, columns: Sequence[Mapping[str, Any]]) -> None:
+    """Show the images of the dataset in TRL's table of completions, as TRL does by itself.
+
+    Args:
+        trainer: a `GRPOTrainer`.
+        columns: the image columns of each row of the batch; empty if the dataset has none.
+    """
+    if not (columns and trainer.log_completions and getattr(trainer, "log_multimodal", True)):
+        return
+    from accelerate.utils import gather_object
+
+    images = [[Image.of(value).to_pil() for value in images_of_row(row)] for row in columns]
+    trainer._logs["images"].extend(gather_object(images))
 
 
 def log_rows(trainer: Any, counts: Sequence[RowCounts]) -> None:
