@@ -498,6 +498,7 @@ strategies.pieces(tokenizer=None, *, also=(), max_pieces=6)
 strategies.recorded_calls(*, max_calls=9, vocab_size=3, drift=True)
 strategies.texts(tokenizer=None, *, also=(), max_fragments=8)
 template.ImageProcessor(hf_processor)
+  argument_names
   expansion(image)
   media_token
   media_token_ids
