@@ -39,7 +39,12 @@ MODULES = {
     "evaluation": ("PassAt",),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
-    "samplers": (*abut._MOVED["abut.samplers"], "ScriptedReplies"),
+    "samplers": (
+        *abut._MOVED["abut.samplers"],
+        "ChatSampler",
+        "ScriptedReplies",
+        "TextSampler",
+    ),
     "samplers.settings": ("SamplingSettings",),
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
@@ -206,6 +211,7 @@ Rollout
   attempt_tracebacks = <class 'list'>
   seconds = 0.0
   extras = <class 'dict'>
+  usage = <class 'dict'>
   client_rewrites = <class 'dict'>
   tool_choice_unmet = 0
   dropped_tokens
@@ -214,6 +220,7 @@ Rollout
   sampled_tokens
   step_rewards
   streams
+  trainable
 RolloutConfig
   max_turns = None
   max_calls = None
@@ -245,6 +252,7 @@ Sample
   stop_string = None
   model_version = None
   streams = <class 'dict'>
+  in_words = False
   newest_version = None
 Sampler (protocol)
   sample(request)
@@ -353,9 +361,13 @@ samplers.ScriptedSampler(script, *, logprob=..., delay_s=None)
   sample(request)
 samplers.StreamSampler (protocol)
   sample_stream(turns)
+samplers.ChatSampler(base_url, model, *, api_key=None, give_up_s=120.0, **settings)
+  reply(messages, tools, settings)
 samplers.ScriptedReplies(replies)
   max_context_tokens
   sample(request)
+samplers.TextSampler (protocol)
+  reply(messages, tools, settings)
 tool_calls.MalformedCall
   start
   end

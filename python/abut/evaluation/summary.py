@@ -155,8 +155,11 @@ class Evaluation:
 
     @property
     def mean_tokens(self) -> float | None:
-        """Sampled tokens of a rollout, over all of its conversations."""
-        return _mean(rollout.sampled_tokens + rollout.dropped_tokens for rollout in self.rollouts)
+        """Sampled tokens of a rollout, over all conversations; of a hosted model its own count."""
+        return _mean(
+            rollout.usage.get("completion_tokens", rollout.sampled_tokens + rollout.dropped_tokens)
+            for rollout in self.rollouts
+        )
 
     @property
     def stop_reasons(self) -> dict[str, int]:

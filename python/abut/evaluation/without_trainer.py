@@ -20,12 +20,14 @@ from abut._native import Tokenizer
 from abut.envs.task import RolloutTask
 from abut.errors import PlayInterrupted
 from abut.evaluation.summary import Evaluation, FailedRollouts
+from abut.evaluation.text_policy import TextPolicy
 from abut.gateway.server.gateway import Gateway
 from abut.pretrained import generation_stop_ids, load_hf_tokenizer, tokenizer_of
 from abut.processor import PartsProcessor, Processor
 from abut.records.recorder import BackgroundRecorder, FlushingRecorder, Recorder
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
+from abut.samplers.hosted import TextSampler
 from abut.samplers.in_process import AnySampler
 from abut.samplers.settings import SamplingSettings, settings_for_clients
 from abut.template.image_processor import ImageProcessor
@@ -65,7 +67,8 @@ def play(
     Args:
         env: as `make_rollout_func` takes it.
         rows: of a dataset, each with a column `prompt`.
-        sampler: the URL of a vLLM server, or a list of URLs; a transformers model; or a sampler.
+        sampler: the URL of a vLLM server, or a list of URLs; a transformers model; a sampler; or a
+            `TextSampler`, such as a `ChatSampler`, which needs no tokenizer.
         tokenizer: a name, a folder, a tokenizer, or the processor of a model with images. None
             takes that of the model.
         sampling: how tokens are drawn; None: at temperature 1, without filters. A sampler object
@@ -116,6 +119,8 @@ def play(
     ended: list[Rollout] = []
 
     def note(rollout: Rollout) -> None:
+        if isinstance(arguments.sampler, TextPolicy):
+            arguments.sampler.finish(rollout)
         ended.append(rollout)
         if record is not None:
             record(rollout)
@@ -206,6 +211,11 @@ def _policy_of(
         TypeError: there is no tokenizer, or settings beside a sampler that has its own.
     """
     urls = [sampler] if isinstance(sampler, str) else sampler
+    if isinstance(sampler, TextSampler):
+        from abut.demo.model import ASSETS
+
+        sampler = TextPolicy(sampler)
+        tokenizer = tokenizer or ASSETS
     is_url = isinstance(urls, list | tuple) and all(isinstance(url, str) for url in urls)
     is_model = hasattr(sampler, "generate") and hasattr(sampler, "config")
     if sampling is not None and not (is_url or is_model):

@@ -244,6 +244,8 @@ class Rollout:
     seconds: float = 0.0
     extras: Mapping[str, Any] = field(default_factory=dict)
     """The columns that an agent gives reward functions besides its reward."""
+    usage: Mapping[str, int] = field(default_factory=dict)
+    """`prompt_tokens` and `completion_tokens` of all its answers, as a hosted model counts them."""
     client_rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often an agent's client changed a message of the policy, by rule; see docs/agents.md."""
     tool_choice_unmet: int = 0
@@ -265,6 +267,11 @@ class Rollout:
             turns_before=self.turns_before,
             images=self.images,
         )
+
+    @property
+    def trainable(self) -> bool:
+        """True if it has tokens that were sampled: none if nothing was, or by a `TextSampler`."""
+        return self.columns is not None
 
     @property
     def failed(self) -> bool:

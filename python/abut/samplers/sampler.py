@@ -85,6 +85,9 @@ class Sample:
     dropped. `versions` is always kept: the number of the weights that sampled each token, where the
     sampler knows. Without it the engine's continuous mode fills it in: with the oldest weights that
     can have sampled the token, where they change while it is sampled."""
+    in_words: bool = False
+    """True: a template wrote the answer of a policy whose tokens nobody knows. Its length is not
+    limited, and nothing of its rollout is trained."""
     newest_version: int | None = None
     """Filled in by the engine: the weights that sampled when the answer came."""
 
@@ -154,7 +157,7 @@ def check_sample(sample: object, request: SampleRequest) -> Sample:
     said = f"{request.where}: the sampler returned"
     if not isinstance(sample, Sample):
         raise SamplerError(f"{said} {type(sample).__name__}, not a Sample")
-    if len(sample.ids) > request.max_tokens:
+    if len(sample.ids) > request.max_tokens and not sample.in_words:
         raise SamplerError(f"{said} {len(sample.ids)} tokens, {request.max_tokens} allowed")
     if not (sample.streams or request.streams):
         return sample

@@ -18,6 +18,7 @@ from abut.records.image_folder import ImageFolder
 from abut.records.recorder import BackgroundRecorder, Recorder, recorder_at
 from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
+from abut.samplers.hosted import TextSampler
 from abut.samplers.in_process import AnySampler, StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.template.image_processor import ImageProcessor
@@ -226,6 +227,12 @@ def _check_sampler(sampler: Any) -> None:
     """
     if isinstance(sampler, str) and sampler != "auto":
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
+    if isinstance(sampler, TextSampler):
+        raise TypeError(
+            f"sampler={type(sampler).__name__}(…) answers with messages, and training needs the "
+            "tokens and their logprobs\n"
+            "hint: abut.play and abut.evaluate take it; train with 'auto'"
+        )
     kinds = str | Sampler | BatchSampler | StreamSampler
     if not isinstance(sampler, kinds) or isinstance(sampler, type):
         raise TypeError(

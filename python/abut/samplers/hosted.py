@@ -1,0 +1,156 @@
+"""Models that answer with messages, such as hosted ones behind a chat API: for evaluation."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+from abut.address import Address, check_one_authorization, checked_headers
+from abut.concurrency.clock import backoff
+from abut.errors import SamplerError
+from abut.messages import Message
+from abut.pickling import stays
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 20.0
+
+
+@runtime_checkable
+class TextSampler(Protocol):
+    """Answers with messages; many calls run at once on the engine's event loop.
+
+    It may be an async context manager, which is entered on that loop for each batch.
+    """
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> Message:
+        """Return the next message of the policy.
+
+        Args:
+            messages: the conversation so far, as a chat API takes it; the arguments of calls are
+                JSON text.
+            tools: JSON schemas of what it can call.
+            settings: `seed` and what limits the answer: `max_tokens`, `stop`.
+
+        Returns:
+            A message with `content`, `tool_calls` or both, as a chat API gives it. Besides it may
+            have `finish_reason`, and `usage` with `prompt_tokens` and `completion_tokens`.
+
+        Raises:
+            SamplerError: it cannot answer; ends the run.
+        """
+        ...
+
+
+@stays(
+    "it has connections of this process",
+    hint="send its arguments, and make the sampler there",
+)
+class ChatSampler:
+    """A model behind an OpenAI-compatible chat API; text alone.
+
+    An answer of 429 or 5xx is asked for again, after as long as the server says.
+
+    Args:
+        base_url: ends in `/v1`.
+        model: the name to ask for.
+        api_key: sent as a bearer token; None: none is.
+        give_up_s: how long one request may find the server busy or away, before that is an error.
+        **settings: of each request, such as `temperature` and `max_tokens`.
+
+    Attributes:
+        usage: the tokens of all answers so far, as the server counts them.
+        seconds: the time of all answers so far, together.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        give_up_s: float = 120.0,
+        **settings: Any,
+    ) -> None:
+        address = Address.of(base_url)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        check_one_authorization("api_key", address, headers)
+        self._headers = {**address.headers, **checked_headers("api_key", headers)}
+        self._url = address.url
+        self._model = model
+        self._give_up_s = give_up_s
+        self._settings = settings
+        self._session: Any = None
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        self.seconds = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Open the connections.
+
+        Raises:
+            MissingExtraError: aiohttp is not installed.
+        """
+        from abut.samplers.fleet_server import open_session
+
+        self._session = open_session({})
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close them."""
+        await self._session.close()
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> Message:
+        """Ask the model, see `TextSampler.reply`.
+
+        Raises:
+            SamplerError: it refused, gave no message, or was busy or away for `give_up_s`.
+        """
+        body = {"model": self._model, "messages": messages, **settings, **self._settings}
+        if tools:
+            body["tools"] = tools
+        began = time.monotonic()
+        content = await self._send(json.dumps(body).encode(), began)
+        self.seconds += time.monotonic() - began
+        try:
+            answer = json.loads(content)
+            choice = answer["choices"][0]
+            message = {**choice["message"], "finish_reason": choice.get("finish_reason")}
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise SamplerError(
+                f"{self._url} answered with no message of a chat: {content[:200]!r}\n"
+                "hint: base_url ends in /v1"
+            ) from error
+        usage = answer.get("usage") or {}
+        for name in self.usage:
+            self.usage[name] += usage.get(name) or 0
+        return message | {"usage": usage}
+
+    async def _send(self, body: bytes, began: float) -> bytes:
+        from abut.samplers.fleet_server import FleetServer, Refused, Unavailable
+
+        server = FleetServer(self._url, self._headers)
+        waits_s = backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
+        while True:
+            try:
+                return await server.send(self._session, "/chat/completions", body)
+            except Refused as error:
+                raise SamplerError(str(error)) from error
+            except Unavailable as error:
+                wait_s = error.rest_s if error.rest_s is not None else next(waits_s)
+                if time.monotonic() + wait_s - began > self._give_up_s:
+                    raise SamplerError(
+                        f"the server at {self._url} {error.trouble}, after "
+                        f"{time.monotonic() - began:.0f} s of trying\n"
+                        f"hint: RolloutConfig(max_requests=…) asks less at once; "
+                        f"give_up_s={self._give_up_s:g} is how long it is asked again"
+                    ) from error
+                await asyncio.sleep(wait_s)
