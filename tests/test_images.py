@@ -209,6 +209,10 @@ FRAMES = [PIL.new("L", (2, 2), k) for k in (0, 99)]
         ("https://a.example/b.png", "abut fetches no images: 'https://a.example/b.png'\nhint: "),
         ("http://a.example/b.png", "abut fetches no images"),
         ("FILE:///etc/passwd", "abut fetches no images"),
+        (
+            "0af" * 10 + "9b",
+            "is the hash that a record has in the place of an image\nhint: the picture",
+        ),
         ("picture.png", "the text 'picture.png' is not an image\nhint: an image is an abut.Image"),
         ("data:image/png,abc", "is not an image in base64\nhint: data:image/png;base64,"),
         ("data:text/plain;base64,YQ==", "is not an image in base64"),

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -31,6 +32,7 @@ MOST_PIXELS = 40_000_000
 
 # Pillow also has readers that start other programs (EPS), and readers of documents.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_HASH = re.compile("[0-9a-f]{32}")
 _BACKGROUND = (255, 255, 255)
 IMAGE_FORMS = (
     "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a pathlib.Path "
@@ -343,6 +345,12 @@ def _bytes_of_url(url: str) -> bytes:
         raise ImageError(
             f"abut fetches no images: {url[:80]!r}\n"
             "hint: send the bytes, a pathlib.Path, or a data: URL"
+        )
+    if _HASH.fullmatch(url):
+        raise ImageError(
+            f"{url} is the hash that a record has in the place of an image\n"
+            f"hint: the picture is in the folder that record_images named: Path(folder, "
+            f"'{url}.png'), or .jpg, .webp, .gif, .bmp; without that folder it is not recorded"
         )
     if scheme.lower() != "data" or not found:
         raise ImageError(f"the text {url[:40]!r} is not an image\n{IMAGE_FORMS}")

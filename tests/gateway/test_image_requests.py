@@ -1,6 +1,7 @@
 """Images in requests: in each dialect the same pictures make the same row, however encoded."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ pytest.importorskip("torch")
 
 from abut.errors import TemplateError
 from abut.gateway.dialects.responses import Responses
+from abut.gateway.server import body_images
 from abut.gateway.server.gateway import Gateway
 from abut.images import Image
 from abut.records.read import from_record
 from abut.records.record import to_record
+from abut.template.processor_calls import ProcessorCalls
 from tests.kit.clients.dialect_clients import GeminiClient, MessagesClient, ResponsesClient
 from tests.kit.clients.image_pictures import as_text, encoded
 from tests.kit.clients.image_talks import (
@@ -202,6 +205,33 @@ def test_another_system_prompt_is_another_agent(gateway: Gateway) -> None:
         client.ask([system, shows.said("What?", shows.image(png(pixels)))])
     assert client.causes == [None, "new"]
     assert gateway.end("a", 1.0).dropped_images == []
+
+
+@EACH
+def test_each_picture_is_read_and_processed_once_however_long_the_conversation(
+    gateway: Gateway, shows: type[Shows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: list[str] = []
+    read, process = body_images._decoded, ProcessorCalls.__call__
+
+    def counted_read(field: Any) -> Any:
+        work.append("read")
+        return read(field)
+
+    def counted_process(calls: ProcessorCalls, rows: Any) -> Any:
+        work.append("processed")
+        return process(calls, rows)
+
+    client: Any = shows.kind(gateway)
+    history: list[Any] = []
+    for turn in range(12):
+        history.append(shows.said("What?", shows.image(png(picture(100 + turn, 8 + turn, 8)))))
+        if turn == 1:  # the processor is proved by now
+            monkeypatch.setattr(body_images, "_decoded", counted_read)
+            monkeypatch.setattr(ProcessorCalls, "__call__", counted_process)
+        history += shows.answered(client.ask(history))
+    assert client.causes == [None]
+    assert Counter(work) == {"read": 11, "processed": 11}
 
 
 def refusal(answer: tuple[int, Any]) -> str:
