@@ -5,7 +5,8 @@ far as variables and options can. gemini-cli needs a settings file besides.
 """
 
 import json
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 ClientKind: TypeAlias = Literal[
     "claude-code", "codex", "gemini-cli", "openai", "anthropic", "google"
@@ -59,21 +60,38 @@ def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -
 
 def codex_args(base_url: str, max_context_tokens: int | None) -> list[str]:
     """Return the options of Codex, see `Endpoint.codex_args`."""
-    provider = "model_providers.abut"
-    settings: dict[str, str | bool | int] = {
+    # Codex reads values as TOML; JSON writes texts, booleans and numbers as TOML does.
+    settings = _paths_of(codex_settings(base_url, max_context_tokens))
+    values = [f"{path}={json.dumps(value)}" for path, value in settings]
+    return [option for value in values for option in ("-c", value)]
+
+
+def codex_settings(base_url: str, max_context_tokens: int | None) -> dict[str, Any]:
+    """Return what a `config.toml` of Codex has to say, as nested tables."""
+    provider = {
+        "name": "abut",
+        "base_url": base_url,
+        "env_key": "OPENAI_API_KEY",
+        "wire_api": "responses",
+    }
+    settings: dict[str, Any] = {
         "model_provider": "abut",
-        f"{provider}.name": "abut",
-        f"{provider}.base_url": base_url,
-        f"{provider}.env_key": "OPENAI_API_KEY",
-        f"{provider}.wire_api": "responses",
-        "analytics.enabled": False,
+        "model_providers": {"abut": provider},
+        "analytics": {"enabled": False},
         "check_for_update_on_startup": False,
-        "feedback.enabled": False,
-        "otel.exporter": "none",
+        "feedback": {"enabled": False},
+        "otel": {"exporter": "none"},
     }
     if max_context_tokens is not None:
         # Codex compacts a history before the context is full. It ends where it is told that it is.
         settings["model_context_window"] = max_context_tokens
-    # Codex reads values as TOML; JSON writes texts, booleans and numbers as TOML does.
-    values = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return [option for value in values for option in ("-c", value)]
+    return settings
+
+
+def _paths_of(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each setting, such as `otel.exporter`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _paths_of(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value

@@ -57,7 +57,7 @@ class Harness(ABC):
 
     _title: ClassVar[str]
     _extra: ClassVar[str]
-    _known_model: ClassVar[str]
+    known_model: ClassVar[str]
     _package: ClassVar[tuple[str, str]]
     """The module that brings the program, and the program's path in it."""
 
@@ -89,7 +89,7 @@ class Harness(ABC):
                 f"reward={reward!r} is not a function\nhint: def reward(result, …): … returns a "
                 "number, None or an AgentResult"
             )
-        self.model = model or self._known_model
+        self.model = model or self.known_model
         self.max_calls = max_calls
         self._task, self._reward, self._cwd = task, reward, cwd
         self._args = list(args)
@@ -281,7 +281,7 @@ class ClaudeCode(Harness):
 
     _title = "Claude Code"
     _extra = "claude-code"
-    _known_model = "claude-sonnet-4-5"
+    known_model = "claude-sonnet-4-5"
     _package = ("claude_agent_sdk", "_bundled/claude")
 
     def _command(self, endpoint: Endpoint) -> list[str]:
@@ -315,7 +315,7 @@ class Codex(Harness):
 
     _title = "Codex"
     _extra = "codex"
-    _known_model = "gpt-5.5-codex"
+    known_model = "gpt-5.5-codex"
     _package = ("codex_cli_bin", "bin/codex")
 
     def _command(self, endpoint: Endpoint) -> list[str]:

@@ -163,7 +163,7 @@ class Registry:
         """The rank of this process; None if there is only one."""
         self.session_headers: set[str] = set()
         """The headers by which the calls of some agent name their session, in lower case."""
-        # A `PlayedAgent` sets the next five when a batch begins.
+        # A `PlayedAgent` sets the next six when a batch begins.
         self.settings: Mapping[str, Any] = {}
         """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a
         completion, for agents that pass them on."""
@@ -175,6 +175,8 @@ class Registry:
         """The time limit of a turn in the batch that is played."""
         self.branch: BranchChoice | None = None
         """Which conversations of a rollout become rows in the batch that is played."""
+        self.rollout_timeout_s = RolloutConfig.rollout_timeout_s
+        """The time limit of a rollout in that batch, for agents that bound their own phases."""
         self.loop: DaemonLoop | None = None
         """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)

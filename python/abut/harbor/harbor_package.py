@@ -1,0 +1,53 @@
+"""The harbor package: whether it can be had, and its first import.
+
+Invariant: importing it makes no network request.
+"""
+
+import importlib
+import os
+import sys
+import threading
+from importlib.util import find_spec
+
+from abut.errors import MissingExtraError
+
+_OLDEST = (3, 12)
+_COST_MAP = "LITELLM_LOCAL_MODEL_COST_MAP"
+_lock = threading.Lock()
+
+
+def require_harbor() -> None:
+    """Import harbor, the first time.
+
+    Raises:
+        MissingExtraError: harbor, or a package that abut needs with it, is not installed, or this
+            Python is too old for it.
+    """
+    if sys.version_info < _OLDEST:
+        ours = ".".join(map(str, sys.version_info[:3]))
+        raise MissingExtraError(
+            f"abut.harbor needs Python 3.12 or newer, because harbor does: this is Python {ours}, "
+            f"{sys.executable}\nhint: python3.12 -m pip install 'abut[harbor]'"
+        )
+    for name in ("harbor", "aiohttp", "datasets"):
+        if find_spec(name) is None:
+            raise MissingExtraError(f"abut.harbor needs {name}: pip install 'abut[harbor]'")
+    with _lock:
+        _import_offline()
+
+
+def _import_offline() -> None:
+    """Import the modules that trials need, without the request of litellm for prices.
+
+    Later they would be imported on the loop that all rollouts share, which takes seconds.
+    """
+    is_ours = "litellm" not in sys.modules and _COST_MAP not in os.environ
+    if is_ours:
+        os.environ[_COST_MAP] = "True"
+    try:
+        importlib.import_module("litellm")
+        for module in ("trial.trial", "trial.single_step", "trial.multi_step", "agents.terminus_2"):
+            importlib.import_module(f"harbor.{module}")
+    finally:
+        if is_ours:
+            os.environ.pop(_COST_MAP, None)
