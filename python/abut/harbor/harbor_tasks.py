@@ -199,7 +199,8 @@ class HarborTasks:
                 # The gateway does not know of Harbor's limit, as it knows of its own ones.
                 if rollout.stop_reason is StopReason.ENV_DONE:
                     rollout.stop_reason = StopReason.DEADLINE
-            elif score.may_be_cut and rollout.stop_reason in LIMITS:
+            elif score.rewards and rollout.stop_reason in LIMITS:
+                # Agents raise, or exit with an error, where the gateway says that there is no room.
                 rollout.reward, rollout.measured = score.reward, True
 
     async def stop(self) -> None:

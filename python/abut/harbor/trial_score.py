@@ -23,8 +23,6 @@ class TrialScore:
         rewards: what the verifier measured, by name.
         errors: what failed, such as `RuntimeError: no such file`.
         is_cut: whether the agent's time was over, and nothing else failed.
-        may_be_cut: whether all that failed may follow from a limit at which the gateway refuses:
-            agents in a container exit with an error there.
         seconds: of each phase; only phases that began and ended.
     """
 
@@ -32,7 +30,6 @@ class TrialScore:
     rewards: Mapping[str, float]
     errors: tuple[str, ...]
     is_cut: bool
-    may_be_cut: bool
     seconds: Mapping[str, float]
 
     @classmethod
@@ -59,13 +56,12 @@ class TrialScore:
             rewards=rewards,
             errors=tuple(errors),
             is_cut=bool(rewards) and kinds == {_AGENT_TIMEOUT},
-            may_be_cut=bool(rewards) and all(one.policy.has_valid_reward for one in found),
             seconds=_seconds(result),
         )
 
     @property
     def is_score(self) -> bool:
-        """True if the reward counts, whatever the gateway says about limits."""
+        """True if the reward counts, even if the gateway has refused nothing."""
         return self.is_cut or not self.errors
 
 
