@@ -16,12 +16,12 @@ unexport MAKEFLAGS
 TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 # Chat clients and harnesses as people install them. No environment has all: they want an openai and
 # an mcp of their own, and OpenHands a Python 3.12.
-OPENHANDS_PYTHON := $(shell $(PYTHON) scripts/find_python.py 3.12)
-AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(OPENHANDS_PYTHON:%=openhands)
+PYTHON_312 := $(shell $(PYTHON) scripts/find_python.py 3.12)
+AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTHON_312:%=openhands)
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
 VERIFIERS_VERSIONS := 0.4.0
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -86,7 +86,7 @@ test-openenv: build .venv-openenv/deps.stamp
 
 # What the chat clients warn of is not ours to fix.
 test-agents: $(AGENT_CLIENTS:%=test-agents-%)
-	@$(if $(OPENHANDS_PYTHON),,echo "tests of OpenHands are left out: they need a Python 3.12")
+	@$(if $(PYTHON_312),,echo "tests of OpenHands are left out: they need a Python 3.12")
 
 $(AGENT_CLIENTS:%=test-agents-%): test-agents-%: build .venv-agents/%/deps.stamp
 	ABUT_AGENT_CLIENTS=$* PYTHONPATH=$(abspath python) .venv-agents/$*/bin/python -m pytest -W ignore \
@@ -107,6 +107,11 @@ test-verifiers: $(VERIFIERS_VERSIONS:%=test-verifiers-%)
 
 $(VERIFIERS_VERSIONS:%=test-verifiers-%): test-verifiers-%: build .venv-verifiers/%/deps.stamp
 	PYTHONPATH=$(abspath python) .venv-verifiers/$*/bin/python -m pytest -W ignore -m verifiers tests/verifiers
+
+# Trials without Docker: needs Linux, and root, for namespaces; and Debian's tmux.
+test-harbor: build .venv-harbor/deps.stamp .venv-agents/coding/deps.stamp .venv-agents/harnesses/deps.stamp
+	ABUT_PROGRAMS=$(abspath .venv-agents) PYTHONPATH=$(abspath python) .venv-harbor/bin/python -m pytest \
+		-W ignore -m harbor tests/harbor
 
 # The tests run in our environment, because abut imports nothing of NeMo Gym.
 test-nemo-gym: build .venv-nemo-gym/deps.stamp
@@ -177,6 +182,8 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 # Eval Protocol brings a hundred packages, and a pytest plugin that every run would load.
 .venv-eval-protocol/deps.stamp: tests/eval_protocol/requirements.txt
 $(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.stamp: tests/verifiers/%.txt
+.venv-harbor/deps.stamp: tests/harbor/requirements.txt
+.venv-harbor/deps.stamp: PYTHON = $(or $(PYTHON_312),$(error harbor needs Python 3.12, which is not here))
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
 # DeepSpeed compiles nothing here.
 .venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt
@@ -186,7 +193,7 @@ $(AGENT_CLIENTS:%=.venv-agents/%/deps.stamp): .venv-agents/%/deps.stamp: \
 	tests/gateway/clients/requirements.txt tests/gateway/clients/%.txt
 $(patsubst %,.venv-agents/%/deps.stamp,coding dialects harnesses openhands vision): \
 	tests/gateway/clients/trainer.txt
-.venv-agents/openhands/deps.stamp: PYTHON = $(OPENHANDS_PYTHON)
+.venv-agents/openhands/deps.stamp: PYTHON = $(PYTHON_312)
 # Each version of TRL that abut takes. uv links what they share, so seven are hardly larger than one.
 $(TRL_VERSIONS:%=.venv-trl/%/deps.stamp): .venv-trl/%/deps.stamp: \
 	tests/trl_matrix/requirements.txt tests/trl_matrix/trl-%.txt
@@ -200,7 +207,7 @@ $(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --requi
 	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
 	touch $@
 
-ENVIRONMENTS := vllm openenv eval-protocol nemo-gym browser ray deepspeed
+ENVIRONMENTS := vllm openenv eval-protocol harbor nemo-gym browser ray deepspeed
 .PHONY: $(ENVIRONMENTS:%=%-env)
 $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 

@@ -289,6 +289,20 @@ USES = {
         assert gateway.base_url.endswith("/v1")
         gateway.stop()
     """,
+    "harbor": """
+        from pathlib import Path
+        from abut.harbor import harbor_tasks
+
+        for path, text in {
+            "task.toml": "",
+            "instruction.md": "Write it.",
+            "environment/Dockerfile": "FROM debian:12-slim",
+            "tests/test.sh": "echo 1 > /logs/verifier/reward.txt",
+        }.items():
+            Path("task", path).parent.mkdir(parents=True, exist_ok=True)
+            Path("task", path).write_text(text)
+        assert harbor_tasks("task").dataset()["prompt"][0] == "Write it."
+    """,
     "nemo_gym": """
         import abut
         from abut.cli.__main__ import main
@@ -398,6 +412,7 @@ ALONE = {
     "claude-code": ("claude_agent_sdk", "test-agents-coding"),
     "codex": ("codex_cli_bin", "test-agents-coding"),
     "eval_protocol": ("eval_protocol", "test-eval-protocol"),
+    "harbor": ("harbor", "test-harbor"),
     "ray": ("ray", "test-ray"),
     "verifiers": ("verifiers", "test-verifiers"),
 }
@@ -509,6 +524,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "codex",
         "eval_protocol",
         "gateway",
+        "harbor",
         "hf",
         "images",
         "nemo_gym",

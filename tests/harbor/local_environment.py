@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.capabilities import (
+    EnvironmentCapabilities,
+    EnvironmentResourceCapabilities,
+)
 
 # `/tmp` is mounted last, because the folder that holds the others may be in it.
 FOLDERS = ("app", "logs", "tests", "solution", "installed-agent", "workdir", "tmp")
@@ -48,7 +51,9 @@ class LocalEnvironment(BaseEnvironment):
         for folder in ("agent", "verifier", "artifacts"):
             (self._root / "logs" / folder).mkdir()
         mounts = [f"mount --bind {self._root}/{folder} /{folder}" for folder in FOLDERS]
-        script = " && ".join([*mounts, "mount -t proc proc /proc", "echo up", "exec sleep infinity"])
+        script = " && ".join(
+            [*mounts, "mount -t proc proc /proc", "echo up", "exec sleep infinity"]
+        )
         command = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork")
         self._init = await asyncio.create_subprocess_exec(
             *command, "--kill-child", "bash", "-c", script, stdout=asyncio.subprocess.PIPE

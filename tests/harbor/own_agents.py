@@ -16,7 +16,10 @@ class Asking(BaseAgent):
         self, *args: Any, api_base: str, api_key: str, calls: int = 2, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.url, self.headers = f"{api_base}/chat/completions", {"Authorization": f"Bearer {api_key}"}
+        self.url, self.headers = (
+            f"{api_base}/chat/completions",
+            {"Authorization": f"Bearer {api_key}"},
+        )
         self.calls = calls
 
     @staticmethod

@@ -19,7 +19,12 @@ from tests.kit.stage.agents import a_call, play_agents
 from tests.kit.stage.rollouts import Recording, check_exact
 
 PROGRAMS = os.environ.get("ABUT_PROGRAMS")
-"""Folders that have the programs, as in PATH: nothing is installed in a trial here."""
+"""The folder of environments that have the programs, because nothing is installed in a trial."""
+PLACES = (
+    "coding/lib/python3.*/site-packages/claude_agent_sdk/_bundled",
+    "coding/lib/python3.*/site-packages/codex_cli_bin/bin",
+    "harnesses/bin",
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,14 +41,19 @@ SAYS = {
 
 @pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
+    places = [str(found) for place in PLACES for found in Path(str(PROGRAMS)).glob(place)]
+    assert len(places) == len(PLACES)
+    # Behind ours: a `python` of theirs is not meant.
+    monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], *places]))
 
 
 @pytest.fixture
 def play(on_path: None) -> Callable[..., Any]:
     """Plays rollouts of a task with an installed harness."""
 
-    def play(task: Path, agent: str, *, rollouts: int = 1, trials: Any = None, **limits: Any) -> Any:
+    def play(
+        task: Path, agent: str, *, rollouts: int = 1, trials: Any = None, **limits: Any
+    ) -> Any:
         stage = stage_of("demo")
         says = SAYS[agent]
         script = Script(stage.tokenizer, says)

@@ -9,14 +9,15 @@ import pytest
 
 pytest.importorskip("harbor")
 
+from abut.harbor import harbor_tasks
 from tests.harbor.conftest import LOCAL
 from tests.harbor.task_folders import write_task
 from tests.harbor.test_trials import own_calls, play
 from tests.kit.stage.rollouts import Stage, check_exact
 
-from abut.harbor import harbor_tasks
-
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux: apt-get install tmux")
+pytestmark = pytest.mark.skipif(
+    shutil.which("tmux") is None, reason="no tmux: apt-get install tmux"
+)
 
 
 def types(*keystrokes: str, complete: bool = False) -> str:

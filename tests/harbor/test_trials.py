@@ -15,7 +15,7 @@ from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.server.gateway import Gateway
 from abut.harbor import harbor_tasks
-from abut.harbor.harbor_tasks import HarborTasks
+from abut.harbor.trial_agent import HarborTasks
 from abut.rollout.rollout import Rollout
 from tests.harbor.conftest import LOCAL, OWN
 from tests.harbor.task_folders import CHECKS, write_task
@@ -41,7 +41,9 @@ def local(path: Path, agent: str = "Asking", **options: Any) -> HarborTasks:
     return harbor_tasks(path, agent=agent, environment=LOCAL, **options)
 
 
-def play(stage: Stage, tasks: HarborTasks, *texts: str, rollouts: int = 1, **options: Any) -> Played:
+def play(
+    stage: Stage, tasks: HarborTasks, *texts: str, rollouts: int = 1, **options: Any
+) -> Played:
     """Play rollouts of the first task, with a policy that says each text in its turn."""
     row = tasks.dataset()[0]
     options = {"retries": 0, "max_failed_frac": 1.0} | options
@@ -133,7 +135,9 @@ def test_folders_of_trials_go_unless_they_are_wanted(stage: Stage, tmp_path: Pat
     assert played.one.extras["harbor_trial"] == folder.name
     config = (folder / "config.json").read_text()
     assert "<the rollout's key>" in config
-    assert not [f for f in folder.rglob("*") if f.is_file() and b'"api_key": "abut-' in f.read_bytes()]
+    assert not [
+        f for f in folder.rglob("*") if f.is_file() and b'"api_key": "abut-' in f.read_bytes()
+    ]
 
 
 def test_the_verifier_does_not_get_the_key(
@@ -173,7 +177,11 @@ def test_several_rewards_need_a_choice(stage: Stage, tmp_path: Path) -> None:
     [
         ("Broken", CHECKS, "RuntimeError: boom"),
         ("Asking", "#!/bin/bash\nexit 0\n", "RewardFileNotFoundError: No reward file found"),
-        ("Asking", "#!/bin/bash\necho nan > /logs/verifier/reward.txt\n", "VerifierOutputParseError"),
+        (
+            "Asking",
+            "#!/bin/bash\necho nan > /logs/verifier/reward.txt\n",
+            "VerifierOutputParseError",
+        ),
     ],
 )
 def test_a_trial_in_which_something_failed_has_no_score(
@@ -200,7 +208,13 @@ def test_a_task_that_is_gone_costs_its_rollout(stage: Stage, tmp_path: Path) -> 
     row = tasks.dataset()[0]
     columns = [row, {**row, "harbor_task": json.dumps({"path": str(tmp_path / "gone")})}]
     played = play_agents(
-        stage, tasks, tasks, sampler=says(stage, WRITES), columns=columns, retries=0, max_failed_frac=1
+        stage,
+        tasks,
+        tasks,
+        sampler=says(stage, WRITES),
+        columns=columns,
+        retries=0,
+        max_failed_frac=1,
     )
     assert [rollout.reward for rollout in played.rollouts] == [1.0, None]
     assert "write: gone cannot be tried" in str(played.rollouts[1].error)
@@ -286,7 +300,7 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such folder\nhint: `harbor datasets downl"):
         harbor_tasks(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no folder in it has a task.toml"):
+    with pytest.raises(ValueError, match=r"no folder in it has a task\.toml"):
         harbor_tasks(tmp_path / "empty")
     with pytest.raises(ValueError, match="Agent name terminus-3 is not valid"):
         harbor_tasks(task, agent="terminus-3")
@@ -334,5 +348,7 @@ def test_docker_is_looked_for_before_the_first_batch(
     """terminus-2 asks from this process, so the loopback does for it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     tasks = harbor_tasks(write_task(tmp_path / "tasks"))
-    with pytest.raises(EnvError, match="write: no trial can run in docker: Docker is not installed"):
+    with pytest.raises(
+        EnvError, match="write: no trial can run in docker: Docker is not installed"
+    ):
         play_agents(stage, tasks, columns=[tasks.dataset()[0]])

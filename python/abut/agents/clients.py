@@ -12,6 +12,9 @@ ClientKind: TypeAlias = Literal[
     "claude-code", "codex", "gemini-cli", "openai", "anthropic", "google"
 ]
 
+KNOWN_MODELS = {"claude-code": "claude-sonnet-4-5", "codex": "gpt-5.5-codex"}
+"""A model that each program knows: it has another prompt for models that it does not know."""
+
 
 def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -> dict[str, str]:
     """Return the variables that a client needs, see `Endpoint.env`.

@@ -19,6 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from abut.agents.clients import KNOWN_MODELS
 from abut.agents.harness_process import HarnessProcess
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
@@ -57,7 +58,7 @@ class Harness(ABC):
 
     _title: ClassVar[str]
     _extra: ClassVar[str]
-    known_model: ClassVar[str]
+    _known_model: ClassVar[str]
     _package: ClassVar[tuple[str, str]]
     """The module that brings the program, and the program's path in it."""
 
@@ -89,7 +90,7 @@ class Harness(ABC):
                 f"reward={reward!r} is not a function\nhint: def reward(result, …): … returns a "
                 "number, None or an AgentResult"
             )
-        self.model = model or self.known_model
+        self.model = model or self._known_model
         self.max_calls = max_calls
         self._task, self._reward, self._cwd = task, reward, cwd
         self._args = list(args)
@@ -281,7 +282,7 @@ class ClaudeCode(Harness):
 
     _title = "Claude Code"
     _extra = "claude-code"
-    known_model = "claude-sonnet-4-5"
+    _known_model = KNOWN_MODELS["claude-code"]
     _package = ("claude_agent_sdk", "_bundled/claude")
 
     def _command(self, endpoint: Endpoint) -> list[str]:
@@ -315,7 +316,7 @@ class Codex(Harness):
 
     _title = "Codex"
     _extra = "codex"
-    known_model = "gpt-5.5-codex"
+    _known_model = KNOWN_MODELS["codex"]
     _package = ("codex_cli_bin", "bin/codex")
 
     def _command(self, endpoint: Endpoint) -> list[str]:

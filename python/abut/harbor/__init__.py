@@ -4,6 +4,6 @@ Invariant: a rollout is one trial. The calls of its agent go to the policy, and 
 them reaches the agent alone.
 """
 
-from abut.harbor.harbor_tasks import harbor_tasks
+from abut.harbor.trial_agent import harbor_tasks
 
 __all__ = ["harbor_tasks"]

@@ -12,8 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from abut.agents.clients import ClientKind, codex_settings
-from abut.agents.harness import ClaudeCode, Codex
+from abut.agents.clients import KNOWN_MODELS, ClientKind, codex_settings
 from abut.agents.protocol import Endpoint
 
 Kind: TypeAlias = Literal["terminus-2", "claude-code", "codex", "installed", "own"]
@@ -21,9 +20,8 @@ Kind: TypeAlias = Literal["terminus-2", "claude-code", "codex", "installed", "ow
 _POLICY = "openai/policy"
 """The policy's name for Harbor: the part before the slash chooses the protocol."""
 _MODELS: Mapping[Kind, str] = {
-    # Claude Code and Codex have other prompts for models that they do not know.
-    "claude-code": f"anthropic/{ClaudeCode.known_model}",
-    "codex": f"openai/{Codex.known_model}",
+    "claude-code": f"anthropic/{KNOWN_MODELS['claude-code']}",
+    "codex": f"openai/{KNOWN_MODELS['codex']}",
 }
 _EXAMPLE = Endpoint("http://gateway/r/rollout.0/v1", "abut-key", "policy", "rollout.0")
 
@@ -159,6 +157,7 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     merged = dict(first)
     for key, value in second.items():
         known = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(known, Mapping)
-        merged[key] = _merged(known, value) if both else value
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            value = _merged(known, value)
+        merged[key] = value
     return merged

@@ -1,4 +1,4 @@
-"""The harbor package: whether it can be had, and its first import.
+"""The first import of the harbor package.
 
 Invariant: importing it makes no network request.
 """
@@ -10,8 +10,8 @@ import threading
 from importlib.util import find_spec
 
 from abut.errors import MissingExtraError
+from abut.extras import require_extra
 
-_OLDEST = (3, 12)
 _COST_MAP = "LITELLM_LOCAL_MODEL_COST_MAP"
 _lock = threading.Lock()
 
@@ -20,16 +20,11 @@ def require_harbor() -> None:
     """Import harbor, the first time.
 
     Raises:
-        MissingExtraError: harbor, or a package that abut needs with it, is not installed, or this
-            Python is too old for it.
+        MissingExtraError: harbor, or a package that abut needs with it, is not installed, or has a
+            version that abut does not take.
     """
-    if sys.version_info < _OLDEST:
-        ours = ".".join(map(str, sys.version_info[:3]))
-        raise MissingExtraError(
-            f"abut.harbor needs Python 3.12 or newer, because harbor does: this is Python {ours}, "
-            f"{sys.executable}\nhint: python3.12 -m pip install 'abut[harbor]'"
-        )
-    for name in ("harbor", "aiohttp", "datasets"):
+    require_extra("harbor")
+    for name in ("aiohttp", "datasets"):
         if find_spec(name) is None:
             raise MissingExtraError(f"abut.harbor needs {name}: pip install 'abut[harbor]'")
     with _lock:

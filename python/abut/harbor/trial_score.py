@@ -16,7 +16,7 @@ _PHASES = ("environment_setup", "agent_setup", "agent_execution", "verifier")
 
 @dataclass(frozen=True)
 class TrialScore:
-    """What became of a trial.
+    """The score of one trial, and why there is none.
 
     Attributes:
         reward: by the user's choice, of what the verifier measured; None: it measured nothing.

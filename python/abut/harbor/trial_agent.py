@@ -342,7 +342,9 @@ def _task_folders(root: Path) -> list[Path]:
         except Exception as error:
             raise ValueError(f"the task {path} cannot be read: {text_of(error)}") from error
         if not Task.is_valid_dir(path):
-            raise ValueError(f"the task {path} has neither a folder environment/ nor a docker_image")
+            raise ValueError(
+                f"the task {path} has neither a folder environment/ nor a docker_image"
+            )
     return tasks
 
 
