@@ -303,8 +303,8 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "# Performance\n\n"
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
         "**Only some rows were measured; not these: encode, encode_kinds, encode_batch, append, "
-        "open_text, seam, rollouts, pace, turns, async_rollouts, environments, stitch, "
-        "engine_reply, gateway, dialects, load, memory, records.**"
+        "image_turn, open_text, seam, rollouts, pace, turns, async_rollouts, environments, stitch, "
+        "engine_reply, gateway, dialects, load, memory, image_memory, records.**"
         "\n\nHow fast"
     )
     assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"
