@@ -143,7 +143,8 @@ test-trl-%: build .venv-trl/%/deps.stamp
 		tests/trl_matrix tests/trl/test_ranks.py tests/trl/test_all_rows.py tests/trl/test_row_trainer.py \
 		tests/trl/test_row_credit.py tests/trl/test_row_ranks.py tests/trl/test_reverse_kl.py \
 		tests/trl/test_distillation_loss.py tests/trl/test_distillation_worker.py \
-		tests/trl/test_distillation_training.py
+		tests/trl/test_distillation_training.py \
+		tests/trl/test_distillation_trainer.py
 	LITELLM_LOCAL_MODEL_COST_MAP=True ABUT_TRL_VERSION=$* PYTHONPATH=python \
 		.venv-trl/$*/bin/python -m pytest $(NO_ASYNCIO) \
 		tests/trl/test_image_rows.py -k "$(IMAGE_CASES)"

@@ -534,6 +534,10 @@ trl.AllRows
   compute_loss(model, inputs, *args, **kwargs)
   take_rows(scoring)
   trains_images
+trl.MainRows(*args, rollout_func=None, **kwargs)
+  num_generations
+  num_generations_eval
+  reward_funcs
 trl.ModelTeacher(model, *, temperature=1.0)
   open(student)
   score(ids, positions, top_k, name)

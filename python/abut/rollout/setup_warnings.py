@@ -139,8 +139,9 @@ class SetupWarnings:
             "followed in a batch train nothing, because each rollout has one conversation as its "
             f"row. Most of them ({most / dropped:.0%}) are in conversations that an agent began "
             f"because {_WHY_BRANCHES[why or 'new']}\n"
-            "hint: abut.trl.GRPOTrainer trains every conversation, and takes the arguments of "
-            "TRL's class; docs/agents.md says what begins another conversation",
+            "hint: abut.trl.GRPOTrainer, which takes the arguments of TRL's class, and the workers "
+            "of asynchronous trainers train every conversation; docs/agents.md says what begins "
+            "another one",
         )
 
     def _count(self, what: str, same: bool) -> None:

@@ -49,14 +49,17 @@ from abut.trl.rewards import (
 from abut.trl.route import EnvArgument
 from abut.trl.rows.all_rows import AllRows
 from abut.trl.rows.columns import COLUMNS, fill_metrics, rows_of
+from abut.trl.rows.main_rows import MainRows
 from abut.trl.rows.row_batch import RowScoring, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
 from abut.trl.teachers.rollout_scores import scoring
 from abut.trl.teachers.teacher import Student
 from abut.trl.trainer_checks import (
     check_end_tokens,
+    check_main_rows,
     check_rows,
     check_teacher,
+    check_tool_loop,
     refuse_server_distillation,
     warn_of_unseen,
     warn_of_unused_rewards,
@@ -195,9 +198,9 @@ class RolloutFunc:
         self._model_metrics.add(trainer, rows, mode)
         if isinstance(trainer, AllRows):
             trainer.take_rows(self._scoring(trainer, tasks, rollouts, rows))
-        else:
+        elif not isinstance(trainer, MainRows):
             warn_of_unused_rewards(rollouts)
-        if self._scores is not None:
+        if self._scores is not None and trainer.reward_funcs:
             self._scores.expect(trainer, rollouts, self._tasks.run_id)
         return rows
 
@@ -295,9 +298,9 @@ class RolloutFunc:
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
         """Return the engine, and what completes a task for it."""
         refuse_server_distillation(trainer)
-        _refuse_tool_loop(trainer)
+        check_tool_loop(trainer)
         if not isinstance(trainer, AllRows):
-            _refuse_all_rows(self._arguments.config, self._credit)
+            check_main_rows(trainer, self._arguments.config.branch, self._credit)
         warn_of_unwrapped(trainer.reward_funcs, stacklevel=3)
         wrap_reward_functions(trainer)
         sampler = self._arguments.sampler
@@ -357,27 +360,4 @@ def _takes_means_of_rows(trainer: Any) -> bool:
     """Return whether the loss takes the mean over the tokens of each row; others add tokens up."""
     from abut.trl.rows.row_weights import ROLLOUTS_VOTE  # torch, which a trainer has
 
-    return trainer.loss_type in ROLLOUTS_VOTE
-
-
-def _refuse_all_rows(config: RolloutConfig, credit: Credit) -> None:
-    cure = "from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before train()"
-    if config.branch == "all":
-        raise TypeError(
-            "RolloutConfig(branch='all') with TRL's own GRPOTrainer, which takes one row for each "
-            f"rollout\nhint: {cure}"
-        )
-    if credit is not None:
-        raise TypeError(
-            "make_rollout_func(credit=…) with TRL's own GRPOTrainer, which gives all tokens of a "
-            f"rollout one advantage\nhint: {cure}"
-        )
-
-
-def _refuse_tool_loop(trainer: Any) -> None:
-    for name in ("tools", "environment_factory", "environment_factories"):
-        if getattr(trainer, name, None):
-            raise ValueError(
-                f"GRPOTrainer({name}=…) and rollout_func exclude each other: TRL would run its own "
-                "tool loop over finished rollouts\nhint: leave one of the two out"
-            )
+    return getattr(trainer, "loss_type", "") in ROLLOUTS_VOTE  # distillation has none

@@ -8,9 +8,12 @@ from typing import Any
 from abut.envs.task import RolloutTask
 from abut.messages import Message, texts_of
 from abut.notices import Once
+from abut.rollout.config import BranchChoice
 from abut.rollout.player import player_of
 from abut.rollout.rollout import Rollout
+from abut.trl.credit import Credit
 from abut.trl.rows.all_rows import REPLACED, AllRows
+from abut.trl.rows.main_rows import SERVER_DISTILLATION, MainRows
 from abut.trl.teachers.teacher import Teacher, check_names, check_temperature
 from abut.trl.version import (
     LIGER_IS_LOGPROBS,
@@ -23,14 +26,6 @@ logger = logging.getLogger(__name__)
 _once = Once(logger)
 _WORDS = 3
 _ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of each rollout'
-
-
-SERVER_DISTILLATION = (
-    "ServerDistillationTrainer trains every token of a completion, those of the environment too: "
-    "its loss does not look at the mask\n"
-    "hint: AsyncDistillationTrainer with make_distillation_worker trains sampled tokens only, and "
-    "so does GRPOTrainer with make_rollout_func(…, credit=ReverseKL(teacher))"
-)
 
 
 def refuse_server_distillation(trainer: Any) -> None:
@@ -202,6 +197,52 @@ def check_one_reward(trainer: Any, what: str) -> None:
             f"of each reward function, and {what} needs one reward for each conversation\n"
             f'hint: multi_objective_aggregation="sum_then_normalize", or leave {what} out'
         )
+
+
+def check_main_rows(trainer: Any, branch: BranchChoice | None, credit: Credit) -> None:
+    """Refuse what a trainer that has one row for each rollout cannot train.
+
+    Args:
+        trainer: without `AllRows`.
+        branch: see `RolloutConfig.branch`.
+        credit: see `make_rollout_func`.
+
+    Raises:
+        TypeError: names the setting, and a trainer that takes it.
+    """
+    if isinstance(trainer, MainRows):
+        name, without = "DistillationTrainer", "has no advantages"
+        of_rows = "AsyncDistillationTrainer with abut.trl.make_distillation_worker"
+        of_credit = "abut.trl.GRPOTrainer takes credit=ReverseKL(teacher)"
+    else:
+        name, without = "TRL's own GRPOTrainer", "gives all tokens of a rollout one advantage"
+        of_rows = of_credit = (
+            "from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before train()"
+        )
+    if branch == "all":
+        raise TypeError(
+            f"RolloutConfig(branch='all') with {name}, which takes one row for each rollout\n"
+            f"hint: {of_rows}"
+        )
+    if credit is not None:
+        raise TypeError(
+            f"make_rollout_func(credit=…) with {name}, which {without}\nhint: {of_credit}"
+        )
+
+
+def check_tool_loop(trainer: Any) -> None:
+    """Refuse a trainer with tools of its own.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    kind = "DistillationTrainer" if isinstance(trainer, MainRows) else "GRPOTrainer"
+    for name in ("tools", "environment_factory", "environment_factories"):
+        if getattr(trainer, name, None):
+            raise ValueError(
+                f"{kind}({name}=…) and rollout_func exclude each other: TRL would run its own tool "
+                "loop over finished rollouts\nhint: leave one of the two out"
+            )
 
 
 def check_teacher(trainer: Any, teacher: Teacher) -> None:

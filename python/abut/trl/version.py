@@ -10,6 +10,8 @@ NONE_IS_UNSCORED = (1, 6)
 
 ASYNC_WORKER = (1, 11)
 """From here on `AsyncGRPOTrainer` takes a rollout worker with a queue of metrics."""
+DISTILLS_SAMPLED_TOKENS = (1, 11)
+"""From here on `DistillationTrainer` has a mask of sampled tokens; before, no tools."""
 ARRAYS_IN_ROWS = (1, 16)
 """From here on a worker's rows are arrays; before, lists."""
 

@@ -17,12 +17,12 @@ from abut.rollout.config import RolloutConfig
 from abut.trl.dataset_images import refuse_image_processor
 from abut.trl.rewards import env_reward
 from abut.trl.route import EnvArgument
+from abut.trl.rows.main_rows import SERVER_DISTILLATION
 from abut.trl.streaming.distillation import Distillation
 from abut.trl.streaming.group_scores import reward_functions
 from abut.trl.streaming.worker import RolloutWorker
 from abut.trl.teachers.teacher import Teacher
 from abut.trl.teachers.vllm_teacher import VllmTeacher
-from abut.trl.trainer_checks import SERVER_DISTILLATION
 from abut.trl.trainer_engine import (
     Arguments,
     RecorderArgument,
