@@ -88,7 +88,9 @@ def _log_lengths(
     metrics, device = trainer._metrics[mode], trainer.accelerator.device
     # Of a failed rollout there is a token that nobody sampled.
     sampled = [sum(mask) for mask in env_mask]
-    ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+    tokenizer = trainer._tokenizer
+    # TRL up to 1.14 knows one.
+    ends = [*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id]
     of_rank = torch.tensor(
         [
             (len(prompt), tokens, ids[-1] not in ends)
