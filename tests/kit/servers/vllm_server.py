@@ -54,7 +54,7 @@ class VLLMServer:
         return self
 
     def ready(self) -> Self:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600  # importing vLLM alone takes minutes on a busy machine
         while not self.healthy():
             assert self.process is not None
             text = self.log.read_text(errors="replace")
