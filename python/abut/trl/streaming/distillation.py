@@ -24,6 +24,7 @@ from abut.trl.streaming.training_row import (
 )
 from abut.trl.teachers.rollout_scores import score_rollout
 from abut.trl.teachers.teacher import (
+    TEACHER_ID,
     Student,
     Teacher,
     TeacherScores,
@@ -105,14 +106,11 @@ class Distillation:
     async def score_again(self, row: RolloutRow) -> TeacherScores | None:
         """Return the scores of a row of a checkpoint; None: the teacher did not score it."""
         ids, mask = np.asarray(row.input_ids), np.asarray(row.completion_mask)
+        # The run that wrote the checkpoint may have called its only teacher by another name.
+        name = teacher_name(self._teacher, {TEACHER_ID: row.teacher_id})
         try:
             return await score_row(
-                self._teacher,
-                ids,
-                np.flatnonzero(mask),
-                self.top_k,
-                row.teacher_id,
-                self._vocab_size,
+                self._teacher, ids, np.flatnonzero(mask), self.top_k, name, self._vocab_size
             )
         except TeacherUnavailable:
             return None
