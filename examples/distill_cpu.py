@@ -3,9 +3,9 @@
     pip install 'abut[trl]'
     python distill_cpu.py
 
-The game is that of `abut demo`: in each turn, copy a row of symbols. The teacher is the demo's model,
-which learns it first, with rewards. The student has a third of its parameters. It plays the game
-itself, and in each turn its tokens are compared with what the teacher would have said there. Its
+The game is that of `abut demo`: in each turn, copy a row of symbols. The teacher is the model of
+the demo, which learns it first, with rewards. The student has a third of its parameters. It plays
+the game itself, and each of its tokens is compared with what the teacher would have said there. Its
 reward is printed, and nothing is trained on it.
 """
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=60, help="of the student")
+    parser.add_argument("--max-steps", type=int, default=80, help="of the student")
     parser.add_argument("--teacher-steps", type=int, default=120)
     parser.add_argument("--teacher", type=Path, help="a folder: of a teacher, or to keep it in")
     parser.add_argument("--seed", type=int, default=1, help="of the student")

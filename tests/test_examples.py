@@ -34,6 +34,7 @@ TRAINING = [
     "async_grpo.py",
     "bargain.py",
     "custom_env_grpo.py",
+    "distill_cpu.py",
     "find_square_cpu.py",
     "wordle_cpu.py",
     "wordle_grpo.py",
@@ -113,6 +114,14 @@ def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -
     assert logged["rollout/error_frac"] == 0
     assert asked["per_device_train_batch_size"] == 64
     assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_a_student_learns_from_a_teacher(trains: Any, tmp_path: Path, capsys: Any) -> None:
+    words = ["--max-steps", "2", "--teacher-steps", "1"]
+    teacher, _ = trains("distill_cpu.py", *words, disable_tqdm=True)
+    assert teacher.state.global_step == 1
+    assert re.search(r"^step    1: mean reward 0\.\d{3}\n\Z", capsys.readouterr().out, re.MULTILINE)
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 

@@ -31,6 +31,13 @@ def on_cpu() -> Iterator[None]:
         patch.setattr(trainer, "VLLMClient", lambda *_, **__: None)
         if hasattr(trainer, "get_peak_flops_per_device"):
             patch.setattr(trainer, "get_peak_flops_per_device", lambda *_: None)
+        # This attention separates packed rows by their position ids. Up to 1.14 TRL names its own.
+        load = trainer.AutoModelForCausalLM.from_pretrained
+
+        def load_on_cpu(*given: Any, **named: Any) -> Any:
+            return load(*given, **named | {"attn_implementation": "sdpa"})
+
+        patch.setattr(trainer.AutoModelForCausalLM, "from_pretrained", load_on_cpu)
         yield
 
 
@@ -49,8 +56,6 @@ def distill_args(folder: Any, url: str = "http://127.0.0.1:1", **settings: Any) 
         "max_steps": 2,
         "logging_steps": 1,
         "vllm_server_base_url": url,
-        # It separates packed rows by their position ids.
-        "model_init_kwargs": {"attn_implementation": "sdpa"},
     }
     return AsyncDistillationConfig(str(folder), **CPU | small | settings)
 

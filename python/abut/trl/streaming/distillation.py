@@ -63,7 +63,7 @@ class Distillation:
         self._teacher = teacher
         self._tokenizer = tokenizer
         self._vocab_size: int | None = None
-        self._found: dict[str, dict[RowKey, TeacherScores | None]] = {}
+        self._found: dict[str, dict[RowKey, TeacherScores]] = {}
 
     @asynccontextmanager
     async def finishing(
@@ -93,12 +93,14 @@ class Distillation:
             vocab_size=self._vocab_size,
             drops_incomplete=False,  # TRL leaves out tokens without candidates
         )
-        self._found[rollout.rollout_id] = dict(zip(keys, scores.rows, strict=True))
+        self._found[rollout.rollout_id] = {
+            key: found for key, found in zip(keys, scores.rows, strict=True) if found is not None
+        }
         return scores.lost
 
-    def take(self, rollouts: Sequence[Rollout]) -> Mapping[RowKey, TeacherScores | None]:
+    def take(self, rollouts: Sequence[Rollout]) -> Mapping[RowKey, TeacherScores]:
         """Return the scores of the rows of a group, which are kept no longer."""
-        found: dict[RowKey, TeacherScores | None] = {}
+        found: dict[RowKey, TeacherScores] = {}
         for rollout in rollouts:
             found |= self._found.pop(rollout.rollout_id, {})
         return found
@@ -121,7 +123,7 @@ class Distillation:
 
 
 def candidates(args: Any) -> int:
-    """Return how many candidates the loss takes from the teacher, besides the drawn token.
+    """Return the `top_k` that the teacher is asked for: what the loss takes, and no more.
 
     TRL asks for `teacher_top_k` whatever `beta` is, and then takes the first and the drawn one.
 
