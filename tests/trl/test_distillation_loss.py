@@ -127,6 +127,24 @@ def test_widths_tails_and_micro_batches(run: Any, build: Any, settings: Any) -> 
     compare(run(ModelTeacher(teacher), **settings), build, teacher)
 
 
+def test_each_row_has_the_loss_of_the_teacher_that_it_names(run: Any, build: Any) -> None:
+    from datasets import Dataset
+
+    names = ["math", "code"]
+    rows = {"prompt": [f"say {k}" for k in range(16)], "teacher_id": names * 8}
+    teachers = {name: build(seed) for name, seed in zip(names, (1, 2), strict=True)}
+    ours = run(
+        ModelTeacher(teachers),
+        dataset=Dataset.from_dict(rows),
+        teacher_server_urls=dict.fromkeys(names, "http://nobody"),
+    )
+    compare(ours, build, teachers)
+    assert {row.teacher_id for row in ours.pushed} == {*names}
+    crossed = dict(zip(names, reversed([*teachers.values()]), strict=True))
+    with pytest.raises(AssertionError):
+        compare(ours, build, crossed)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_positions_that_are_not_scored_train_nothing_and_count(
     run: Any, build: Any, hf_tokenizer: Any, beta: float

@@ -146,10 +146,11 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     for one, other in zip(ranks[0]["steps"], ranks[1]["steps"], strict=True):
         assert len(one["rows"]) + len(other["rows"]) == 2 * ROWS
         assert one["rows"] != other["rows"]
-        rows = [(ids, masks[ids]) for ids in [*one["rows"], *other["rows"]]]
+        teacher = teacher_model()
+        rows = [(ids, masks[ids], teacher) for ids in [*one["rows"], *other["rows"]]]
         _, student = rank_model()
         student.load_state_dict(one["state"])
-        right = loss_of(distill_args(tmp_path), rows, student, teacher_model())
+        right = loss_of(distill_args(tmp_path), rows, student)
         assert (one["loss"] + other["loss"]) / 2 == pytest.approx(right.loss, abs=2e-6)
         for name, gradient in right.gradient.items():
             for rank in (one, other):

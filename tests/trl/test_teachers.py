@@ -181,6 +181,14 @@ def test_equal_logprobs_stay_in_the_teachers_order() -> None:
     assert found.ids.tolist() == [[9, 8, 10], [8, 9, 10]]
 
 
+def test_many_candidates_are_checked_on_a_thread_with_the_same_result(monkeypatch: Any) -> None:
+    ids, logprobs = [[3, 2, 10, 7], [4, 100, 5, 6]], [[-3.0, -1.0, -4.0, -9.0]] * 2
+    here = scored(ids, logprobs, [-4.0, -9.0])
+    monkeypatch.setattr("abut.trl.teachers.teacher._QUICK", 0)
+    there = scored(ids, logprobs, [-4.0, -9.0])
+    assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+
+
 @pytest.mark.parametrize(
     ("returned", "text"),
     [

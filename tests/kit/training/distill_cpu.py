@@ -181,18 +181,30 @@ class Independent(NamedTuple):
 def independent(
     run: DistillRun, step: Step, student: Any, teacher: Any, **teacher_says: Any
 ) -> Independent:
-    """Compute the loss of a micro-batch of a run on one rank; see `loss_of`."""
-    masks = {tuple(np.asarray(row.input_ids).tolist()): row.completion_mask for row in run.pushed}
+    """Compute the loss of a micro-batch of a run on one rank; see `loss_of`.
+
+    Args:
+        run: has the rows and the settings.
+        step: says which rows, and at which weights.
+        student: a model of that shape.
+        teacher: a model, or several by name.
+        **teacher_says: as of `loss_of`.
+    """
+    by_ids = {tuple(np.asarray(row.input_ids).tolist()): row for row in run.pushed}
     student.load_state_dict(step.state)
-    rows = [(ids, masks[ids]) for ids in packed_rows(step.inputs)]
-    return loss_of(run.args, rows, student, teacher, **teacher_says)
+    rows = [by_ids[ids] for ids in packed_rows(step.inputs)]
+    models = [teacher[row.teacher_id] if isinstance(teacher, dict) else teacher for row in rows]
+    given = [
+        (np.asarray(row.input_ids).tolist(), row.completion_mask, model)
+        for row, model in zip(rows, models, strict=True)
+    ]
+    return loss_of(run.args, given, student, **teacher_says)
 
 
 def loss_of(
     args: Any,
-    rows: Sequence[tuple[Sequence[int], Any]],
+    rows: Sequence[tuple[Sequence[int], Any, Any]],
     student: Any,
-    teacher: Any,
     *,
     missing: Callable[[int], bool] = lambda position: False,
     dropped: Callable[[int], bool] = lambda id_: False,
@@ -201,17 +213,16 @@ def loss_of(
 
     Args:
         args: the trainer's.
-        rows: ids and mask of each.
+        rows: ids and mask of each, and the model that teaches it.
         student: a model, with its weights.
-        teacher: a model.
         missing: positions at which the teacher says nothing.
         dropped: ids of which it says NaN.
     """
-    student, teacher = student.double().eval(), copy.deepcopy(teacher).double().eval()
+    student = student.double().eval()
     student.zero_grad()
     loss, tokens = torch.zeros((), dtype=torch.float64), 0
-    for row, mask in rows:
-        ids = torch.tensor([list(row)])
+    for row, mask, of_row in rows:
+        ids, teacher = torch.tensor([list(row)]), copy.deepcopy(of_row).double().eval()
         ours = _logprobs(student, ids, args.teacher_temperature)
         with torch.no_grad():
             theirs = _logprobs(teacher, ids, args.teacher_temperature)
