@@ -17,14 +17,12 @@ def test_the_curve_is_the_one_that_was_measured() -> None:
     curves = json.loads((DOCS / "distillation.json").read_text(encoding="utf-8"))
     drawn = (DOCS / "distillation.svg").read_text(encoding="utf-8")
     assert drawn == distill_curves.picture_of(curves)
-    last = distill_curves.LAST
-    first, end = (fmean(fmean(one[part]) for one in curves["student"]) for part in PARTS(last))
+    students, last = curves["student"], distill_curves.LAST
+    first, end = (
+        fmean(fmean(one[part]) for one in students) for part in (slice(last), slice(-last, None))
+    )
     assert f"from {first:.2f} to {end:.2f}" in PAGE
-    assert f"over {len(curves['student'][0])} steps" in PAGE
-
-
-def PARTS(last: int) -> tuple[slice, slice]:
-    return slice(last), slice(-last, None)
+    assert f"over {len(students[0])} steps" in PAGE
 
 
 def test_what_the_page_calls_takes_what_it_gives() -> None:
