@@ -120,6 +120,7 @@ class PlayedAgent(AgentPlayer):
         self._gateway.registry.turn_timeout_s = batch.config.turn_timeout_s
         self._gateway.registry.branch = batch.config.branch
         self._gateway.registry.rollout_timeout_s = batch.config.rollout_timeout_s
+        self._gateway.registry.in_process = batch.in_process
         agent = self._agent
         if is_closing(agent):
             loop = batch.env_loops.of(kind_of(self._agent), self.__name__, is_agent=True)

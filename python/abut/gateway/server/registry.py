@@ -177,6 +177,8 @@ class Registry:
         """Which conversations of a rollout become rows in the batch that is played."""
         self.rollout_timeout_s = RolloutConfig.rollout_timeout_s
         """The time limit of a rollout in that batch, for agents that bound their own phases."""
+        self.in_process = False
+        """True if the trainer's own model samples that batch, whose time counts for no limit."""
         self.loop: DaemonLoop | None = None
         """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)

@@ -1,0 +1,318 @@
+"""A task of Inspect AI as an agent: its solvers play a rollout, its scorers give the reward.
+
+Invariant: a sample's calls are answered by the rollout's endpoint. A sample with an error is a
+failed rollout; one that a limit has ended is scored, as in Inspect.
+"""
+
+import asyncio
+import copy
+import json
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from abut.agents.dataset_agent import (
+    OutputFolder,
+    RewardChoice,
+    as_metrics,
+    choose,
+    choose_reward,
+    json_dataset,
+    rollout_info,
+    row_text,
+)
+from abut.agents.protocol import AgentResult, Endpoint
+from abut.envs.foreign import placed
+from abut.envs.signatures import UnplayableRow
+from abut.envs.task import RolloutTask
+from abut.errors import EnvError
+from abut.gateway.server.gateway import Gateway
+from abut.inspect_ai.sample_scores import scores_of
+from abut.inspect_ai.task_loading import (
+    SAMPLE,
+    SampleId,
+    check_sandbox,
+    content_types,
+    load_samples,
+    load_task,
+    require_package,
+    row_of_sample,
+)
+from abut.pickling import stays
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+    from abut.inspect_ai.shared_eval import SharedEval, TaskFeed
+
+_OF_SAMPLE = ("step", "mode", "group", "generation")
+_OF_BATCH = ("run_id", "step", "mode")
+
+
+def inspect_task(
+    task: Any,
+    *,
+    task_args: Mapping[str, Any] | None = None,
+    model_roles: Mapping[str, Any] | None = None,
+    reward: str | Callable[[Mapping[str, float | None]], float | None] | None = None,
+    values: Mapping[str, float] | None = None,
+    sandbox: Any = None,
+    log_dir: str | None = "logs",
+    limit: int | tuple[int, int] | None = None,
+    sample_id: SampleId | Sequence[SampleId] | None = None,
+    time_limit: float | None = None,
+    name: str | None = None,
+) -> "InspectTask":
+    """Make an agent of a task of Inspect, for `make_rollout_func`; the task stays as it is.
+
+    Args:
+        task: a `Task`, a function with `@task`, the name of a task such as
+            `"inspect_evals/gsm8k"`, or `"file.py@name"`.
+        task_args: the arguments of the function.
+        model_roles: models of roles, such as `{"grader": "openai/gpt-5"}`; they are never trained.
+            A role that nobody binds is the policy, which may play it, but not judge.
+        reward: the score that is the reward, such as `"includes"` or, where the score is a dict,
+            `"scorer/part"`; or a function of all scores by name. None: the only score.
+        values: the numbers of scores that are texts, besides C, P, I and N.
+        sandbox: replaces the task's sandbox. "local" runs commands of the policy on this machine,
+            which is refused unless it is named here.
+        log_dir: gets a log for each batch, for `inspect view`; None keeps no logs.
+        limit: the first so many samples, or those from one position to another.
+        sample_id: the id of a sample, or several.
+        time_limit: seconds for a sample, which is scored when they are over. The smallest of this,
+            the task's own, and, unless the trainer's own model samples,
+            `RolloutConfig.rollout_timeout_s` is the limit.
+        name: the name in logs, errors and the dataset's column `environment`; None: the task's.
+
+    Raises:
+        TypeError: `task` is not a task.
+        ValueError: there is no such task or sample, its sandbox is "local" though nobody has named
+            that, or an argument has a value that it must not have.
+        MissingExtraError: inspect_ai is not installed, or too old.
+    """
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit={time_limit!r}: must be more than 0 seconds")
+    require_package()
+    found = load_task(task, dict(task_args or {}))
+    samples = load_samples(found, limit, sample_id)
+    check_sandbox(found, samples.values(), sandbox)
+    return InspectTask(
+        found,
+        samples,
+        name=name or found.name,
+        model_roles=dict(model_roles or {}),
+        reward=reward,
+        values=dict(values or {}),
+        sandbox=sandbox,
+        log_dir=log_dir,
+        time_limit=time_limit,
+    )
+
+
+@stays(
+    "it has an eval of this process",
+    hint="send its arguments, and make it in the process that trains",
+)
+class InspectTask:
+    """An agent that plays and scores samples of a task of Inspect; `inspect_task` makes it.
+
+    Attributes:
+        name: the name in logs, errors and the dataset.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        samples: Mapping[SampleId, Any],
+        *,
+        name: str,
+        model_roles: Mapping[str, Any],
+        reward: RewardChoice,
+        values: Mapping[str, float],
+        sandbox: Any,
+        log_dir: str | None,
+        time_limit: float | None,
+    ) -> None:
+        self.name = self.__name__ = name
+        self._task, self._samples = task, samples
+        self._model_roles, self._sandbox = model_roles, sandbox
+        self._reward, self._values = reward, values
+        self._log_dir, self._time_limit = log_dir, time_limit
+        self._no_logs = OutputFolder(None, "abut-inspect")
+        self._score_names: set[str] = set()
+        self._batches = 0
+        self._batch: _InspectBatch | None = None
+
+    def dataset(self, n: int | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
+        """Return the task's samples as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
+
+        Its columns: `prompt`, for people; `environment`, this agent's name, for a `dict` of
+        environments; and `inspect_sample`, the sample's id.
+
+        Args:
+            n: how many samples; None: all.
+            shuffle: whether they are drawn at random.
+            seed: of the draw.
+
+        Raises:
+            ValueError: `n` is less than 1, or a sample has content that is not text or an image.
+        """
+        ids = choose(list(self._samples), n, shuffle=shuffle, seed=seed)
+        rows = [
+            row_of_sample(id_, json.dumps(id_), self._samples[id_], self.name) for id_ in ids
+        ]
+        return json_dataset(rows, SAMPLE, self.name)
+
+    async def start(self, gateway: Gateway) -> None:
+        """Prepare for a batch; its eval begins with its first rollout.
+
+        Raises:
+            EnvError: a sample has an image, and the policy takes none.
+        """
+        from abut.inspect_ai.policy_api import new_session
+
+        if self._batch is not None:  # it was interrupted
+            await self.stop()
+        if not gateway.registry.images.roles:
+            for id_, sample in self._samples.items():
+                if "image" in content_types(sample):
+                    raise EnvError(
+                        f"sample {id_!r} of {self.name} has an image, and the policy takes none\n"
+                        "hint: train a vision-language model, or leave it out by sample_id="
+                    )
+        self._batches += 1
+        self._batch = _InspectBatch(gateway, new_session(), self._batches)
+
+    async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
+        """Play one sample, and score it.
+
+        Raises:
+            UnplayableRow: the row is not one of `dataset()`, the task cannot begin, or nobody has
+                said which of several scores is the reward.
+            EnvError: a solver or a scorer has failed.
+        """
+        from abut.inspect_ai.policy_api import SampleAttempt
+
+        batch = self._batch
+        assert batch is not None
+        id_ = json.loads(row_text(task, SAMPLE, self.name))
+        if id_ not in self._samples:
+            raise UnplayableRow(
+                f"{self.name} has no sample {id_!r}\nhint: make its dataset anew: {self.name}."
+                "dataset()"
+            )
+        feed = await batch.joined(lambda: self._join(batch, task))
+        sample = self._samples[id_]
+        info = rollout_info(task) | {"rollout_id": endpoint.rollout_id}
+        metadata = {**(sample.metadata or {}), **_named(info, "rollout_id", *_OF_SAMPLE)}
+        sample = sample.model_copy(update={"id": id_, "metadata": metadata})
+        played = await feed.play(sample, SampleAttempt(endpoint, batch.session))
+        if played.error is not None:
+            raise self._failed(played.error)
+        scores = scores_of(played.scores, self._values)
+        extras = as_metrics(self.name, {**scores, "limit": float(played.limit is not None)})
+        return AgentResult(self._reward_of(scores), extras)
+
+    async def stop(self) -> None:
+        """End the eval, which writes its log."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            await batch.close()
+        self._no_logs.delete()
+
+    async def _join(self, batch: "_InspectBatch", first: RolloutTask) -> "TaskFeed":
+        """Begin the task in the eval of this process, for the first rollout of a batch."""
+        from abut.inspect_ai.policy_api import policy_model
+        from abut.inspect_ai.shared_eval import LogFolder, TaskFeed, claim_eval
+
+        feed = batch.feed = TaskFeed((self.name, batch.number))
+        # Inspect's cache of answers, which a task may ask for, would give old ones to new rollouts.
+        policy = policy_model(f"{batch.gateway.base_url}#{secrets.token_hex(4)}")
+        has_logs = self._log_dir is not None
+        folder = LogFolder(self._log_dir or str(self._no_logs.path), samples=has_logs)
+        batch.eval = await claim_eval(feed, folder, policy)
+        await batch.eval.join(feed, lambda: self._task_of(batch, feed, policy, first))
+        return feed
+
+    def _task_of(
+        self, batch: "_InspectBatch", feed: "TaskFeed", policy: Any, first: RolloutTask
+    ) -> Any:
+        """Return the task as a batch plays it."""
+        from inspect_ai import task_with
+
+        from abut.inspect_ai.policy_api import without_policy
+        from abut.inspect_ai.shared_eval import BATCH, ENVIRONMENT
+
+        task = copy.copy(self._task)  # `task_with` changes what it is given
+        setup = task.setup or []
+        changes: dict[str, Any] = {} if self._sandbox is None else {"sandbox": self._sandbox}
+        if task.scorer:
+            changes["scorer"] = [without_policy(scorer) for scorer in task.scorer]
+        if roles := {**(task.model_roles or {}), **self._model_roles}:
+            changes["model_roles"] = roles
+        where = {BATCH: batch.number, ENVIRONMENT: self.name}
+        return task_with(
+            task,
+            dataset=feed.source(),
+            setup=[feed.setup(), *(setup if isinstance(setup, list) else [setup])],
+            model=policy,
+            epochs=1,
+            time_limit=self._time_limit_s(batch.gateway.registry.rollout_timeout_s),
+            metadata={
+                **(task.metadata or {}),
+                **where,
+                **_named(rollout_info(first), *_OF_BATCH),
+            },
+            **changes,
+        )
+
+    def _time_limit_s(self, rollout_timeout_s: float | None) -> int | None:
+        """Return the limit of a sample in whole seconds, as Inspect takes it."""
+        limits = (self._task.time_limit, self._time_limit, rollout_timeout_s)
+        return min((math.ceil(limit) for limit in limits if limit is not None), default=None)
+
+    def _reward_of(self, scores: Mapping[str, float | None]) -> float | None:
+        self._score_names |= scores.keys()
+        if self._reward in self._score_names and self._reward not in scores:
+            return None  # a scorer may give a sample no score
+        return choose_reward(scores, self._reward, self.name)
+
+    def _failed(self, error: Any) -> EnvError:
+        """Return the error of a sample as that of its rollout."""
+        from abut.inspect_ai.policy_api import JUDGES
+
+        failed = EnvError(f"{self.name}: {error.message}")
+        failed.may_pass = error.message != JUDGES
+        return placed(failed, error.traceback)
+
+
+class _InspectBatch:
+    """One batch: its connections, and its task in the eval."""
+
+    def __init__(self, gateway: Gateway, session: "ClientSession", number: int) -> None:
+        self.gateway, self.session, self.number = gateway, session, number
+        self.feed: TaskFeed | None = None
+        self.eval: SharedEval | None = None
+        self._joining: asyncio.Task[TaskFeed] | None = None
+
+    async def joined(self, join: "Callable[[], Coroutine[Any, Any, TaskFeed]]") -> "TaskFeed":
+        """Return the feed of the task; the first call begins it, and the others wait for that."""
+        if self._joining is None:
+            self._joining = asyncio.create_task(join())
+        # A rollout that is cancelled while it waits must not end the eval of the others.
+        return await asyncio.shield(self._joining)
+
+    async def close(self) -> None:
+        """End the task, and the connections."""
+        if self._joining is not None and not self._joining.done():
+            self._joining.cancel()
+            await asyncio.wait({self._joining})
+        if self.eval is not None and self.feed is not None:
+            await self.eval.leave(self.feed)
+        await self.session.close()
+
+
+def _named(info: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return parts of a rollout's description as metadata: `abut_step` and the like."""
+    return {f"abut_{key.removesuffix('_id')}": info[key] for key in keys}

@@ -1,0 +1,225 @@
+"""Tasks of Inspect and their samples: found, chosen, and refused if they cannot be trained.
+
+Invariant: a sample is the task's own object, because scorers may keep anything in it. The dataset
+has its id alone, as JSON text: ids are numbers or texts.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from abut.agents.dataset_agent import JsonRow, preview
+from abut.errors import MissingExtraError
+
+SampleId: TypeAlias = str | int
+SAMPLE = "inspect_sample"
+"""The dataset's column of sample ids."""
+
+_LOCAL = "local"
+_TAKEN = ("text", "reasoning", "image")
+
+
+_OLDEST = (0, 3, 277)
+"""The first version that runs a sample under an epoch of ours."""
+
+
+def require_package() -> None:
+    """Check that Inspect is installed.
+
+    Raises:
+        MissingExtraError: it is not, or it is too old.
+    """
+    for name in ("inspect_ai", "aiohttp", "datasets"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(f"abut.inspect_ai needs {name}: pip install 'abut[inspect_ai]'")
+    version = importlib.metadata.version("inspect-ai")
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise MissingExtraError(
+            f"abut.inspect_ai needs inspect-ai {oldest} or later, and {version} is installed: "
+            "pip install 'abut[inspect_ai]'"
+        )
+
+
+def load_task(task: Any, args: Mapping[str, Any]) -> Any:
+    """Return a `Task`; the arguments are those of `inspect_task`.
+
+    Raises:
+        TypeError: `task` is not a task.
+        ValueError: its file or package has no such task, or arguments are given for a `Task`.
+        OSError, Exception: what reading or running its file raises.
+    """
+    from inspect_ai import Task
+
+    if isinstance(task, Task):
+        if args:
+            raise ValueError(
+                "task_args is for a function or a name, and this is a Task\n"
+                "hint: inspect_task(my_task, task_args=…), with the function itself"
+            )
+        return task
+    if isinstance(task, str):
+        made = _from_file(task, args) if ".py" in task else _from_registry(task, args)
+    elif callable(task):
+        made = task(**args)
+    else:
+        made = task
+    if not isinstance(made, Task):
+        raise TypeError(
+            f"inspect_task({task!r}): {type(made).__name__} is not a Task of Inspect\n"
+            'hint: a Task, a function with @task, "package/task" or "file.py@task"'
+        )
+    return made
+
+
+def _from_file(spec: str, args: Mapping[str, Any]) -> Any:
+    place, _, name = spec.partition("@")
+    path = Path(place).resolve()
+    module_spec = importlib.util.spec_from_file_location(f"_abut_inspect_{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    # As in Inspect: a task's file imports its neighbours, and names its data as they lie beside it.
+    sys.modules[module_spec.name] = module
+    with contextlib.chdir(path.parent):
+        sys.path.insert(0, str(path.parent))
+        try:
+            module_spec.loader.exec_module(module)
+            found = _tasks_in(module)
+            if not name and len(found) == 1:
+                name = next(iter(found))
+            if name not in found:
+                listed = ", ".join(found) or "none"
+                raise ValueError(
+                    f"inspect_task({spec!r}): the tasks of {path.name} are {listed}\n"
+                    f'hint: name one, as in inspect_task("{place}@{next(iter(found), "task")}")'
+                )
+            return found[name](**args)
+        finally:
+            sys.path.remove(str(path.parent))
+
+
+def _tasks_in(module: Any) -> dict[str, Any]:
+    from inspect_ai.util import registry_info
+
+    found = {}
+    for name, value in vars(module).items():
+        with contextlib.suppress(ValueError):  # it is not registered
+            if callable(value) and registry_info(value).type == "task":
+                found[name] = value
+    return found
+
+
+def _from_registry(name: str, args: Mapping[str, Any]) -> Any:
+    from inspect_ai.util import registry_create
+
+    try:
+        made = registry_create("task", name, **args)
+    except LookupError:
+        raise ValueError(
+            f"inspect_task({name!r}): Inspect knows no such task\n"
+            "hint: is its package installed? A task of a file is named as in "
+            'inspect_task("file.py@task")'
+        ) from None
+    # A function whose annotations do not say that it returns a Task comes back as it is.
+    return made(**args) if callable(made) else made
+
+
+def load_samples(
+    task: Any, limit: int | tuple[int, int] | None, chosen: SampleId | Sequence[SampleId] | None
+) -> dict[SampleId, Any]:
+    """Return a task's samples by id; those without ids are numbered from 1.
+
+    Args:
+        task: the task.
+        limit: the first so many, or those from one position to another.
+        chosen: an id or several.
+
+    Raises:
+        ValueError: there are none, two have one id, or an id is not there.
+    """
+    if task.sample_source is not None:
+        raise ValueError(
+            f"{task.name} makes its samples while it runs (SampleSource)\n"
+            "hint: give the task a dataset"
+        )
+    samples = {}
+    seen = set()
+    for number, sample in enumerate(task.dataset, start=1):
+        id_ = number if sample.id is None else sample.id
+        if str(id_) in seen:
+            raise ValueError(f"{task.name} has two samples with the id {id_!r}")
+        seen.add(str(id_))
+        samples[id_] = sample
+    if chosen is not None:
+        ids = [chosen] if isinstance(chosen, str | int) else list(chosen)
+        if missing := [id_ for id_ in ids if id_ not in samples]:
+            shown = ", ".join(map(repr, list(samples)[:8]))
+            raise ValueError(f"{task.name} has no sample {missing[0]!r}: it has {shown}, …")
+        samples = {id_: samples[id_] for id_ in ids}
+    if limit is not None:
+        start, end = (0, limit) if isinstance(limit, int) else limit
+        samples = {id_: samples[id_] for id_ in list(samples)[start:end]}
+    if not samples:
+        raise ValueError(f"{task.name} has no samples\nhint: see its dataset, limit and sample_id")
+    return samples
+
+
+def check_sandbox(task: Any, samples: Collection[Any], sandbox: Any) -> None:
+    """Refuse a task that runs commands of the policy on this machine, unless the user asks for it.
+
+    Args:
+        task: the task.
+        samples: its samples, which may have sandboxes of their own.
+        sandbox: the user's.
+
+    Raises:
+        ValueError: the sandbox is "local", and nobody but the task says so.
+    """
+    if sandbox is not None:
+        return
+    used = [task.sandbox, *(sample.sandbox for sample in samples)]
+    if any(one is not None and one.type == _LOCAL for one in used):
+        raise ValueError(
+            f'{task.name} has the sandbox "local", which runs commands of the policy on this '
+            "machine\n"
+            'hint: sandbox="docker" runs them in containers; sandbox="local" allows it'
+        )
+
+
+def row_of_sample(id_: SampleId, text: str, sample: Any, name: str) -> JsonRow:
+    """Return a sample's row of the dataset.
+
+    Args:
+        id_: its id.
+        text: the id as JSON.
+        sample: the sample.
+        name: of the task.
+
+    Raises:
+        ValueError: the sample has content that is not text or an image.
+    """
+    if strange := sorted(content_types(sample) - {*_TAKEN}):
+        raise ValueError(
+            f"sample {id_!r} of {name} has content of the type {strange[0]!r}: expected text and "
+            "images\nhint: leave it out by sample_id= or limit="
+        )
+    said = (
+        [("user", sample.input)]
+        if isinstance(sample.input, str)
+        else [(message.role, message.text) for message in sample.input]
+    )
+    return JsonRow(preview(said, str(id_)), text, {})
+
+
+def content_types(sample: Any) -> set[str]:
+    """Return the types of the parts in a sample's messages, such as "image"."""
+    if isinstance(sample.input, str):
+        return set()
+    parts = (m.content for m in sample.input if isinstance(m.content, list))
+    return {part.type for content in parts for part in content}
