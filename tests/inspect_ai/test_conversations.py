@@ -1,6 +1,7 @@
 """Tools, sandboxes, critics and images: what the policy says and gets is in its rows."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -42,12 +43,12 @@ def test_react_with_a_shell_in_a_local_sandbox_is_one_row(stage: Stage) -> None:
     def answer(text: str) -> str:
         said = last_user(text)
         if "Please proceed" in said:
-            return call_text("submit", answer="4")
-        if said.strip().endswith("6*7"):
-            return "42 it is."
-        return call_text("bash", cmd="echo 6*7")
+            return call_text("submit", answer="42")
+        if "<tool_response>" in said:
+            return f"It is {re.sub('</?tool_response>', '', said).strip()}."
+        return call_text("bash", command="expr 6 '*' 7")
 
-    task = sums(solver=react(tools=[bash(timeout=60)]), dataset=[Sample(input="6*7?", target="4")])
+    task = sums(solver=react(tools=[bash(timeout=60)]), dataset=[Sample(input="6*7?", target="42")])
     agent = inspect_task(task, sandbox="local", log_dir=None)
     batch = play_tasks(stage, agent, answer=answer, completion=4000)
     assert [rollout.error for rollout in batch.rollouts] == [None, None]
@@ -56,7 +57,7 @@ def test_react_with_a_shell_in_a_local_sandbox_is_one_row(stage: Stage) -> None:
         assert (len(rollout.turns), len(rollout.branches)) == (3, 0)
         check_exact(rollout.columns, calls_of(batch, rollout))
         text = stage.row_text(rollout)
-        assert "6*7\n<|im_end|>" in text or "6*7\n</tool_response>" in text
+        assert text.count("It is 42.") == 1
         assert "Please proceed" in text
 
 
@@ -66,7 +67,7 @@ def test_chain_of_thought_over_theory_of_mind(stage: Stage) -> None:
         stage, inspect_task(task, log_dir=None), answer=lambda text: "ANSWER: bathroom cabinet"
     )
     assert set(batch.rewards) <= {0.0, 1.0}
-    assert all("step by step" in stage.row_text(rollout) for rollout in batch.rollouts)
+    assert all("step-by-step" in stage.row_text(rollout) for rollout in batch.rollouts)
 
 
 def test_the_policy_as_its_own_critic_is_a_branch(stage: Stage) -> None:
@@ -127,7 +128,10 @@ def test_messages_are_those_of_chat() -> None:
 def test_images_are_passed_on_and_other_data_is_not() -> None:
     url = "data:image/png;base64,AA=="
     content = [ContentText(text="What is it?"), ContentImage(image=url)]
-    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
     assert asked(ChatMessageUser(content=content))["messages"][0]["content"] == parts
     shown = ChatMessageTool(content=content, tool_call_id="c")
     assert asked(shown)["messages"][0]["content"] == parts

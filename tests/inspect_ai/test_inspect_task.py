@@ -21,7 +21,7 @@ from abut.errors import EnvError
 from abut.inspect_ai import inspect_task
 from tests.kit.stage.inspect_tasks import play_tasks, sums
 
-FILE = '''
+FILE = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import json_dataset
 from inspect_ai.scorer import includes
@@ -30,7 +30,7 @@ from beside import WORD
 @task
 def letters(word=WORD):
     return Task(dataset=json_dataset("rows.jsonl"), scorer=includes(), metadata={"word": word})
-'''
+"""
 
 
 @pytest.fixture
@@ -153,7 +153,9 @@ def test_a_row_of_another_dataset_ends_the_batch(stage: Stage) -> None:
     agent = inspect_task(sums(), log_dir=None)
     with pytest.raises(UnplayableRow, match="needs the column 'inspect_sample' of its dataset"):
         play_tasks(stage, rows=[(agent, {"prompt": "hi"})])
-    with pytest.raises(UnplayableRow, match=r"sums has no sample 'no'\nhint: make its dataset anew"):
+    with pytest.raises(
+        UnplayableRow, match=r"sums has no sample 'no'\nhint: make its dataset anew"
+    ):
         play_tasks(stage, rows=[(agent, {"prompt": "hi", "inspect_sample": '"no"'})])
 
 
@@ -162,7 +164,9 @@ def test_an_image_is_refused_where_the_policy_takes_none(stage: Stage) -> None:
 
     content = [ContentText(text="What?"), ContentImage(image="data:image/png;base64,AA==")]
     agent = inspect_task(sums(dataset=[Sample(id="x", input=[ChatMessageUser(content=content)])]))
-    with pytest.raises(EnvError, match="sample 'x' of sums has an image, and the policy takes") as e:
+    with pytest.raises(
+        EnvError, match="sample 'x' of sums has an image, and the policy takes"
+    ) as e:
         play_tasks(stage, agent)
     assert "hint: train a vision-language model, or leave it out by sample_id=" in str(e.value)
 

@@ -20,7 +20,11 @@ from tests.kit.stage.inspect_tasks import does, gives, play_tasks, sums
 
 def played(stage: Stage, scorers: Any, reward: Any = None, **options: Any) -> Batch:
     agent = inspect_task(
-        sums(scorer=scorers), log_dir=None, limit=1, reward=reward, values=options.pop("values", None)
+        sums(scorer=scorers),
+        log_dir=None,
+        limit=1,
+        reward=reward,
+        values=options.pop("values", None),
     )
     return play_tasks(stage, agent, generations=1, **options)
 
@@ -81,7 +85,9 @@ def test_a_dict_has_parts(stage: Stage) -> None:
     }
     with pytest.raises(UnplayableRow) as raised:
         played(stage, parts)
-    assert "sums has 2 scores: 'gives/utility', 'gives/security'\nhint: reward=" in str(raised.value)
+    assert "sums has 2 scores: 'gives/utility', 'gives/security'\nhint: reward=" in str(
+        raised.value
+    )
 
 
 def test_two_scorers_of_one_name_are_numbered(stage: Stage) -> None:
@@ -110,9 +116,7 @@ def test_a_scorer_that_gives_a_sample_no_score(stage: Stage) -> None:
 
 
 def test_a_reward_function_that_raises_fails_its_rollout(stage: Stage) -> None:
-    batch = played(
-        stage, gives(1.0), lambda scores: 1 / 0, retries=0, max_failed_frac=1.0
-    )
+    batch = played(stage, gives(1.0), lambda scores: 1 / 0, retries=0, max_failed_frac=1.0)
     assert "ZeroDivisionError" in str(batch.one.error)
     assert batch.rewards == [None]
 

@@ -62,7 +62,9 @@ def test_two_tasks_play_at_once_with_a_log_each(stage: Stage, logs: Path) -> Non
 
 def test_tasks_that_log_to_two_folders_cannot_share_an_eval(stage: Stage, logs: Path) -> None:
     agents = [inspect_task(sums(name), log_dir=str(logs / name)) for name in "ab"]
-    with pytest.raises(UnplayableRow, match=r"cannot begin: it logs to .*, and another task of the"):
+    with pytest.raises(
+        UnplayableRow, match=r"cannot begin: it logs to .*, and another task of the"
+    ):
         play_tasks(stage, *agents)
     assert play_tasks(stage, agents[0]).rewards == [1.0, 1.0, 0.0, 0.0]  # and later it can begin
 

@@ -27,9 +27,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(abut.errors.MissingExtraError) as raised:
         inspect_task("file.py@mine")
-    assert str(raised.value) == (
-        "abut.inspect_ai needs inspect_ai: pip install 'abut[inspect_ai]'"
-    )
+    assert str(raised.value) == ("abut.inspect_ai needs inspect_ai: pip install 'abut[inspect_ai]'")
 
 
 @pytest.mark.parametrize("version", ["0.3.249", "0.3.276", "0.3.276.dev3", "0.2.400"])

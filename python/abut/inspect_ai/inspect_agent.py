@@ -159,9 +159,7 @@ class InspectTask:
             ValueError: `n` is less than 1, or a sample has content that is not text or an image.
         """
         ids = choose(list(self._samples), n, shuffle=shuffle, seed=seed)
-        rows = [
-            row_of_sample(id_, json.dumps(id_), self._samples[id_], self.name) for id_ in ids
-        ]
+        rows = [row_of_sample(id_, json.dumps(id_), self._samples[id_], self.name) for id_ in ids]
         return json_dataset(rows, SAMPLE, self.name)
 
     async def start(self, gateway: Gateway) -> None:
@@ -282,9 +280,8 @@ class InspectTask:
         """Return the error of a sample as that of its rollout."""
         from abut.inspect_ai.policy_api import JUDGES
 
-        failed = EnvError(f"{self.name}: {error.message}")
-        failed.may_pass = error.message != JUDGES
-        return placed(failed, error.traceback)
+        may_pass = error.message != JUDGES
+        return placed(EnvError(f"{self.name}: {error.message}", may_pass=may_pass), error.traceback)
 
 
 class _InspectBatch:

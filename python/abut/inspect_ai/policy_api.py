@@ -29,7 +29,6 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
-from inspect_ai.util import LimitExceededError
 
 from abut.agents.protocol import Endpoint
 
@@ -44,7 +43,6 @@ JUDGES = (
 # Inspect would start with 20 calls at once, and adapt the number to rate limits.
 _MAX_CONNECTIONS = 10_000
 _FULL = "context_length_exceeded"
-_OVER = "rollout_over"
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 
 
@@ -99,7 +97,6 @@ class SampleAttempt:
 
         Raises:
             PolicyCallError: the gateway refused the request, or cannot be asked.
-            LimitExceededError: the time of the rollout is over.
         """
         url = f"{self._endpoint.base_url}/chat/completions"
         headers = {"Authorization": f"Bearer {self._endpoint.api_key}"}
@@ -114,8 +111,6 @@ class SampleAttempt:
         refusal = answer["error"]
         if refusal["code"] == _FULL:
             return None
-        if refusal["code"] == _OVER:  # Inspect scores what there is
-            raise LimitExceededError("time", value=0, limit=0, message=refusal["message"])
         raise PolicyCallError(f"the gateway refused a call: {refusal['message']}")
 
 
@@ -180,7 +175,6 @@ class PolicyAPI(ModelAPI):  # type: ignore[misc]
 
         Raises:
             PolicyCallError: the call belongs to no rollout, or was not answered.
-            LimitExceededError: the time of the rollout is over.
         """
         attempt = _ATTEMPT.get()
         if attempt is None:

@@ -17,15 +17,16 @@ from tests.kit.stage.agents import RUN
 from tests.kit.stage.evals import Batch, answers
 from tests.kit.stage.rollouts import Recording, Stage
 
+JUDGED: list[Any] = []
+"""What the judge was asked."""
+
 
 @modelapi("judge")
 class Judge(ModelAPI):
     """Another model: it finds everything correct."""
 
-    asked = 0
-
     async def generate(self, input: Any, tools: Any, tool_choice: Any, config: Any) -> ModelOutput:
-        type(self).asked += 1
+        JUDGED.append(input)
         return ModelOutput.from_content("judge", "GRADE: C")
 
 
