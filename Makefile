@@ -21,7 +21,7 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
 VERIFIERS_VERSIONS := 0.4.0
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -113,6 +113,10 @@ test-harbor: build .venv-harbor/deps.stamp .venv-agents/coding/deps.stamp .venv-
 	ABUT_PROGRAMS=$(abspath .venv-agents) PYTHONPATH=$(abspath python) .venv-harbor/bin/python -m pytest \
 		-W ignore -m harbor tests/harbor
 
+# Inspect and its packages warn among themselves.
+test-inspect: build .venv-inspect/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-inspect/bin/python -m pytest -W ignore -m inspect_ai tests/inspect_ai
+
 # The tests run in our environment, because abut imports nothing of NeMo Gym.
 test-nemo-gym: build .venv-nemo-gym/deps.stamp
 	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m "not nodes" tests/nemo_gym
@@ -185,6 +189,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 $(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.stamp: tests/verifiers/%.txt
 .venv-harbor/deps.stamp: tests/harbor/requirements.txt
 .venv-harbor/deps.stamp: PYTHON = $(or $(PYTHON_312),$(error harbor needs Python 3.12, which is not here))
+.venv-inspect/deps.stamp: tests/inspect_ai/requirements.txt
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
 # DeepSpeed compiles nothing here.
 .venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt
@@ -208,7 +213,7 @@ $(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --requi
 	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
 	touch $@
 
-ENVIRONMENTS := vllm openenv eval-protocol harbor nemo-gym browser ray deepspeed
+ENVIRONMENTS := vllm openenv eval-protocol harbor inspect nemo-gym browser ray deepspeed
 .PHONY: $(ENVIRONMENTS:%=%-env)
 $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 

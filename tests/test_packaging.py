@@ -268,6 +268,14 @@ USES = {
         module.__spec__, module.__all__, module.One = ModuleSpec("one_taskset", None), ["One"], One
         assert verifiers_env("one_taskset").dataset()["prompt"][0] == "hi"
     """,
+    "inspect_ai": """
+        from abut.inspect_ai import inspect_task
+        from inspect_ai import Task
+        from inspect_ai.dataset import Sample
+
+        task = inspect_task(Task(dataset=[Sample(input="hi")]), log_dir=None)
+        assert task.dataset()["prompt"][0] == "hi"
+    """,
     "claude-code": """
         from abut.agents import ClaudeCode
         from abut.gateway import Gateway
@@ -413,6 +421,7 @@ ALONE = {
     "codex": ("codex_cli_bin", "test-agents-coding"),
     "eval_protocol": ("eval_protocol", "test-eval-protocol"),
     "harbor": ("harbor", "test-harbor"),
+    "inspect_ai": ("inspect_ai", "test-inspect"),
     "ray": ("ray", "test-ray"),
     "verifiers": ("verifiers", "test-verifiers"),
 }
@@ -527,6 +536,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "harbor",
         "hf",
         "images",
+        "inspect_ai",
         "nemo_gym",
         "trl",
         "vllm",

@@ -19,6 +19,7 @@ import abut.audit
 import abut.eval_protocol
 import abut.gateway
 import abut.gym
+import abut.inspect_ai
 import abut.nemo_gym
 import abut.openenv
 import abut.ray
@@ -49,6 +50,7 @@ MODULES = {
     "samplers.trl_server": ("TRLServerSampler",),
     "samplers.vllm": ("VLLMColocateSampler", "VLLMServerSampler"),
     "gym": ("GymEnv",),
+    "inspect_ai": abut.inspect_ai.__all__,
     "nemo_gym": abut.nemo_gym.__all__,
     "openenv": tuple(name for name in abut.openenv.__all__ if name != "InvalidAction"),
     "ray": abut.ray.__all__,
@@ -65,6 +67,7 @@ OPTIONAL = (
     "datasets",
     "eval_protocol",
     "hypothesis",
+    "inspect_ai",
     "litellm",
     "ray",
     "tokenizers",
@@ -467,6 +470,8 @@ gym.GymEnv(make, *, observe=<class 'str'>, act=<class 'str'>, reset=None, on_inv
 invalid_reward=0.0)
   bind(processor)
   tools
+inspect_ai.inspect_task(task, *, task_args=None, model_roles=None, reward=None, values=None, \
+sandbox=None, log_dir='logs', limit=None, sample_id=None, time_limit=None, name=None)
 nemo_gym.NemoGym(head_url, *, name='nemo_gym', batch_timeout_s=None, check='all', judge=None)
   dataset(jsonl, *, agent=None, weights=None)
   run(endpoint, task)

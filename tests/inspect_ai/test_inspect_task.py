@@ -10,11 +10,17 @@ import pytest
 from abut.agents.protocol import is_agent
 from tests.kit.stage.rollouts import Stage
 
-inspect_ai = pytest.importorskip("inspect_ai")
+pytest.importorskip("inspect_ai")
 
 from inspect_ai import SampleSource, Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ContentAudio, ContentText
+from inspect_ai.model import (
+    ChatMessageSystem,
+    ChatMessageUser,
+    ContentAudio,
+    ContentImage,
+    ContentText,
+)
 
 from abut.envs.signatures import UnplayableRow
 from abut.errors import EnvError
@@ -160,8 +166,6 @@ def test_a_row_of_another_dataset_ends_the_batch(stage: Stage) -> None:
 
 
 def test_an_image_is_refused_where_the_policy_takes_none(stage: Stage) -> None:
-    from inspect_ai.model import ContentImage
-
     content = [ContentText(text="What?"), ContentImage(image="data:image/png;base64,AA==")]
     agent = inspect_task(sums(dataset=[Sample(id="x", input=[ChatMessageUser(content=content)])]))
     with pytest.raises(

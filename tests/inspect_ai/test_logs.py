@@ -1,4 +1,4 @@
-"""The logs of training are Inspect's own: another process reads them, and `inspect view` lists them."""
+"""Logs of training are Inspect's own: another process reads them, `inspect view` lists them."""
 
 import json
 import os

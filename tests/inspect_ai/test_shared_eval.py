@@ -106,7 +106,7 @@ def test_an_eval_of_the_user_at_that_time_is_an_error(stage: Stage, logs: Path) 
 
 def test_a_task_that_cannot_begin_says_why(stage: Stage) -> None:
     agent = inspect_task(sums(), sandbox="moon", log_dir=None)
-    with pytest.raises(UnplayableRow, match="sums cannot begin: .*moon"):
+    with pytest.raises(UnplayableRow, match=r"sums cannot begin: .*moon"):
         play_tasks(stage, agent)
 
 

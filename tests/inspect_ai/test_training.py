@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def sampled(hf_tokenizer: Any, model_of: Any, tmp_path_factory: Any) -> Iterator[ReplayedRun]:
+def sampled(hf_tokenizer: Any, model_of: Any, tmp_path_factory: Any) -> ReplayedRun:
     """Three tasks at once, 24 rollouts, drawn by the trainer's own model."""
     folder = tmp_path_factory.mktemp("sampled")
     mind, guide = example_dataset("theory_of_mind"), example_dataset("security_guide")
@@ -89,13 +88,13 @@ def sampled(hf_tokenizer: Any, model_of: Any, tmp_path_factory: Any) -> Iterator
     ]
     JUDGED.clear()
     config = RolloutConfig(max_turn_tokens=8, retries=0)
-    yield trained(hf_tokenizer, model_of(), folder, *agents, config=config)
+    return trained(hf_tokenizer, model_of(), folder, *agents, config=config)
 
 
 @pytest.fixture(scope="module")
 def scripted(
     hf_tokenizer: Any, tokenizer: Any, processor: Any, model_of: Any, tmp_path_factory: Any
-) -> Iterator[ReplayedRun]:
+) -> ReplayedRun:
     """Tools: a shell on this machine, and a task of inspect-evals."""
     folder = tmp_path_factory.mktemp("scripted")
     samples = [Sample(input=f"{k}+{k}?", target=str(2 * k)) for k in (2, 3)]
@@ -114,7 +113,7 @@ def scripted(
     model = model_of()
     sampler = ScriptedModel(model, tokenizer, processor.close_token_id, script, 0.7)
     config = RolloutConfig(retries=0, max_turns=6)
-    yield trained(hf_tokenizer, model, folder, *agents, config=config, sampler=sampler)
+    return trained(hf_tokenizer, model, folder, *agents, config=config, sampler=sampler)
 
 
 def script(text: str) -> str:

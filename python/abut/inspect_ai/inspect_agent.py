@@ -27,6 +27,7 @@ from abut.envs.foreign import placed
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
+from abut.extras import check_beside, require_extra
 from abut.gateway.server.gateway import Gateway
 from abut.inspect_ai.sample_scores import scores_of
 from abut.inspect_ai.task_loading import (
@@ -36,7 +37,6 @@ from abut.inspect_ai.task_loading import (
     content_types,
     load_samples,
     load_task,
-    require_package,
     row_of_sample,
 )
 from abut.pickling import stays
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
     from abut.inspect_ai.shared_eval import SharedEval, TaskFeed
+
+# Providers of Inspect that are made of the openai package, and what they need of it.
+_OPENAI = ("openai/", "openai-api/")
+_OPENAI_VERSIONS = ">=3.4"
 
 _OF_SAMPLE = ("step", "mode", "group", "generation")
 _OF_BATCH = ("run_id", "step", "mode")
@@ -93,7 +97,10 @@ def inspect_task(
     """
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: must be more than 0 seconds")
-    require_package()
+    require_extra("inspect_ai")
+    for role, model in (model_roles or {}).items():
+        if isinstance(model, str) and model.startswith(_OPENAI):
+            check_beside(f"{model}, the {role} of {task!r},", "openai", _OPENAI_VERSIONS)
     found = load_task(task, dict(task_args or {}))
     samples = load_samples(found, limit, sample_id)
     check_sandbox(found, samples.values(), sandbox)
@@ -250,13 +257,14 @@ class InspectTask:
         if roles := {**(task.model_roles or {}), **self._model_roles}:
             changes["model_roles"] = roles
         where = {BATCH: batch.number, ENVIRONMENT: self.name}
+        run = batch.gateway.registry
         return task_with(
             task,
             dataset=feed.source(),
             setup=[feed.setup(), *(setup if isinstance(setup, list) else [setup])],
             model=policy,
             epochs=1,
-            time_limit=self._time_limit_s(batch.gateway.registry.rollout_timeout_s),
+            time_limit=self._time_limit_s(None if run.in_process else run.rollout_timeout_s),
             metadata={
                 **(task.metadata or {}),
                 **where,

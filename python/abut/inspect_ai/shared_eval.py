@@ -169,12 +169,12 @@ class SharedEval:
 
     @property
     def is_over(self) -> bool:
-        """Whether no task may join it any more."""
+        """True once no task may join it any more."""
         return self._over.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """Whether Inspect may run another eval."""
+        """True once Inspect may run another eval."""
         return self._eval is not None and self._eval.done()
 
     async def join(self, feed: TaskFeed, make_task: Callable[[], Any]) -> None:

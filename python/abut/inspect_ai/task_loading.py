@@ -5,16 +5,13 @@ has its id alone, as JSON text: ids are numbers or texts.
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from abut.agents.dataset_agent import JsonRow, preview
-from abut.errors import MissingExtraError
 
 SampleId: TypeAlias = str | int
 SAMPLE = "inspect_sample"
@@ -22,28 +19,6 @@ SAMPLE = "inspect_sample"
 
 _LOCAL = "local"
 _TAKEN = ("text", "reasoning", "image")
-
-
-_OLDEST = (0, 3, 277)
-"""The first version that runs a sample under an epoch of ours."""
-
-
-def require_package() -> None:
-    """Check that Inspect is installed.
-
-    Raises:
-        MissingExtraError: it is not, or it is too old.
-    """
-    for name in ("inspect_ai", "aiohttp", "datasets"):
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtraError(f"abut.inspect_ai needs {name}: pip install 'abut[inspect_ai]'")
-    version = importlib.metadata.version("inspect-ai")
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise MissingExtraError(
-            f"abut.inspect_ai needs inspect-ai {oldest} or later, and {version} is installed: "
-            "pip install 'abut[inspect_ai]'"
-        )
 
 
 def load_task(task: Any, args: Mapping[str, Any]) -> Any:

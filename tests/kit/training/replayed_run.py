@@ -1,4 +1,4 @@
-"""A real `GRPOTrainer` whose rows are replayed, before a step changes the model that sampled them."""
+"""A real `GRPOTrainer` whose rows are replayed before a step changes the model."""
 
 from collections.abc import Callable
 from typing import Any
