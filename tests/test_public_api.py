@@ -156,6 +156,7 @@ Evaluation
   mean_turns
   of(rollouts, rows, k, *, success=1.0, failed='leave_out')
   pass_at
+  row_means
   standard_error
   stop_reasons
   to_dict()

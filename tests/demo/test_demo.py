@@ -92,17 +92,17 @@ def test_the_demo_runs_any_model_on_any_environment(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my_env", "--env 'my_env': expected MODULE:CLASS, for example my_env:MyEnv"),
+        ("my_env", "'my_env': expected MODULE:NAME, for example my_env:MyEnv"),
         (
             "no_such_module:X",
-            "--env 'no_such_module:X': no module 'no_such_module'\n"
+            "'no_such_module:X': no module 'no_such_module'\n"
             "hint: run in the folder of my_env.py, or install its package",
         ),
-        ("abut.envs:X", "--env 'abut.envs:X': module 'abut.envs' has no 'X'"),
+        ("abut.envs:X", "'abut.envs:X': module 'abut.envs' has no 'X'"),
     ],
 )
 def test_an_environment_that_is_not_there_is_named(name, message):
-    with pytest.raises(ValueError, match="--env") as raised:
+    with pytest.raises(ValueError, match=f"'{name}'") as raised:
         load_env(name)
     assert str(raised.value) == message
 

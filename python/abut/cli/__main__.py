@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from abut._native import __version__
-from abut.cli import check, demo, doctor, gateway, records
+from abut.cli import check, demo, doctor, evaluate, gateway, records
 from abut.cli.command import forget_stdout
 from abut.errors import AbutError, printable
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"abut {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (demo, records, check, doctor, gateway):
+    for command in (demo, evaluate, records, check, doctor, gateway):
         command.add_to(commands)
     return parser
 

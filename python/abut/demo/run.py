@@ -65,14 +65,14 @@ class Summary:
 
 
 def load_env(name: str) -> Any:
-    """Import an environment class by `MODULE:CLASS`, also from the working folder.
+    """Import an environment by `MODULE:NAME`, also from the working folder.
 
     Raises:
-        ValueError: the name is not of that form, or the class does not exist.
+        ValueError: the name is not of that form, or nothing has it.
     """
     module_name, colon, class_name = name.partition(":")
     if not colon or not module_name or not class_name:
-        raise ValueError(f"--env {name!r}: expected MODULE:CLASS, for example my_env:MyEnv")
+        raise ValueError(f"{name!r}: expected MODULE:NAME, for example my_env:MyEnv")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -81,11 +81,11 @@ def load_env(name: str) -> Any:
         if error.name is None or not module_name.startswith(error.name):
             raise
         raise ValueError(
-            f"--env {name!r}: no module {module_name!r}\n"
+            f"{name!r}: no module {module_name!r}\n"
             "hint: run in the folder of my_env.py, or install its package"
         ) from error
     if not hasattr(module, class_name):
-        raise ValueError(f"--env {name!r}: module {module_name!r} has no {class_name!r}")
+        raise ValueError(f"{name!r}: module {module_name!r} has no {class_name!r}")
     return getattr(module, class_name)
 
 

@@ -113,19 +113,21 @@ class Evaluation:
     @property
     def mean_reward(self) -> float | None:
         """The mean of the rows' means, over rows with a score; None if there is none."""
-        means = self._row_means
+        means = self.row_means[~np.isnan(self.row_means)]
         return float(means.mean()) if len(means) else None
 
     @property
     def standard_error(self) -> float | None:
         """Of `mean_reward`: the standard deviation of the rows' means / √rows; None for one row."""
-        means = self._row_means
+        means = self.row_means[~np.isnan(self.row_means)]
         return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
 
     @property
-    def _row_means(self) -> NDArray[np.float64]:
-        scored = self.rewards[~np.isnan(self.rewards).all(1)]
-        return np.nanmean(scored, 1) if len(scored) else np.empty(0)
+    def row_means(self) -> NDArray[np.float64]:
+        """The mean reward of each row, `(rows,)` float64; NaN where it has no score."""
+        counts = (~np.isnan(self.rewards)).sum(1)
+        # No `nanmean`: it warns of rows without a score.
+        return np.where(counts, np.nansum(self.rewards, 1) / np.maximum(counts, 1), np.nan)
 
     @property
     def pass_at(self) -> PassAt:

@@ -29,6 +29,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.hosted import TextSampler
 from abut.samplers.in_process import AnySampler
+from abut.samplers.sampler import SampleRequest
 from abut.samplers.settings import SamplingSettings, settings_for_clients
 from abut.template.image_processor import ImageProcessor
 from abut.trl.route import EnvArgument
@@ -91,50 +92,19 @@ def play(
         SamplerError: the sampler failed.
         PlayInterrupted: Ctrl-C; it has the rollouts that had ended.
     """
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r}: how often each row is played must be a whole number from 1 on")
-    policy = _policy_of(sampler, tokenizer, sampling, processor)
-    config = config or RolloutConfig()
-    arguments = checked_arguments(
+    return Plan(
         env,
-        # More rollouts than may ask at once would only wait, each with an environment.
-        config=replace(
-            config,
-            max_rollouts=config.max_rollouts or config.max_requests,
-            branch=config.branch or "all",
-        ),
+        rows,
+        sampler=sampler,
+        tokenizer=tokenizer,
+        sampling=sampling,
+        k=k,
+        config=config,
         processor=processor,
-        sampler=policy.sampler(),
         system_prompt=system_prompt,
-        recorder=recorder,
         gateway=gateway,
-    )
-    for source in arguments.route.agents:
-        source.sampling = partial(settings_for_clients, vars(sampling or SamplingSettings()))
-        source.rewards_turns = True
-    arguments.tasks.run_id = uuid.uuid4().hex[:8]
-    engine, for_task = engine_for(policy, arguments)
-    tasks = list(map(for_task, _tasks_of(arguments.tasks, _read_rows(rows), k)))
-    record = _record(arguments, tasks, policy)
-    ended: list[Rollout] = []
-
-    def note(rollout: Rollout) -> None:
-        if isinstance(arguments.sampler, TextPolicy):
-            arguments.sampler.finish(rollout)
-        ended.append(rollout)
-        if record is not None:
-            record(rollout)
-
-    with ExitStack() as stack:
-        stack.callback(_flush, arguments.recorder)
-        if arguments.route.agents:
-            stack.enter_context(_serving(arguments, ends=gateway is None))
-        try:
-            return engine.run(tasks, on_rollout=note)
-        except KeyboardInterrupt as interrupt:
-            raise PlayInterrupted(
-                f"{len(ended)} of {len(tasks)} rollouts had ended", ended
-            ) from interrupt
+        recorder=recorder,
+    ).run()
 
 
 def evaluate(
@@ -162,12 +132,111 @@ def evaluate(
     """
     if failed not in ("leave_out", "zero"):
         raise ValueError(f"failed={failed!r}: must be 'leave_out' or 'zero'")
-    rows = list(_read_rows(rows))
-    rollouts = play(env, rows, k=k, **arguments)
-    return Evaluation.of(rollouts, rows, k, success=success, failed=failed)
+    plan = Plan(env, rows, k=k, **arguments)
+    return Evaluation.of(plan.run(), plan.rows, k, success=success, failed=failed)
 
 
-def _read_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
+class Plan:
+    """The rollouts of a call of `play`, whose arguments it takes, before they are played.
+
+    Args:
+        watch: gets each request before it is sampled, on the loop of the batch; a bar is shown only
+            without it.
+
+    Attributes:
+        rows: all rows.
+        tasks: row by row, each `k` times.
+    """
+
+    def __init__(
+        self,
+        env: EnvArgument,
+        rows: Rows,
+        *,
+        sampler: Any,
+        tokenizer: Any = None,
+        sampling: SamplingSettings | None = None,
+        k: int = 1,
+        config: RolloutConfig | None = None,
+        processor: Processor | PartsProcessor | None = None,
+        system_prompt: str | None = None,
+        gateway: Gateway | None = None,
+        recorder: RecorderArgument = None,
+        watch: Callable[[SampleRequest], None] | None = None,
+    ) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k={k!r}: how often each row is played must be 1 or more")
+        policy = replace(
+            _policy_of(sampler, tokenizer, sampling, processor),
+            progress=watch is None and find_spec("tqdm") is not None,
+            watch=watch,
+        )
+        config = config or RolloutConfig()
+        arguments = self._arguments = checked_arguments(
+            env,
+            # More rollouts than may ask at once would only wait, each with an environment.
+            config=replace(
+                config,
+                max_rollouts=config.max_rollouts or config.max_requests,
+                branch=config.branch or "all",
+            ),
+            processor=processor,
+            sampler=policy.sampler(),
+            system_prompt=system_prompt,
+            recorder=recorder,
+            gateway=gateway,
+        )
+        for source in arguments.route.agents:
+            source.sampling = partial(settings_for_clients, vars(sampling or SamplingSettings()))
+            source.rewards_turns = True
+        arguments.tasks.run_id = uuid.uuid4().hex[:8]
+        self._ends_gateway = gateway is None
+        self._tokenizer_name = policy.hf_tokenizer.name_or_path
+        self._engine, for_task = engine_for(policy, arguments)
+        self.rows = list(read_rows(rows))
+        self.tasks = list(map(for_task, _tasks_of(arguments.tasks, self.rows, k)))
+
+    def run(self, tasks: Sequence[RolloutTask] | None = None) -> list[Rollout]:
+        """Play these tasks, or all, and return their rollouts; raises what `play` raises.
+
+        The `index` of a rollout is the place of its task in `self.tasks`.
+        """
+        arguments, keep = self._arguments, self._recorder()
+        tasks = self.tasks if tasks is None else tasks
+        ended: list[Rollout] = []
+
+        def note(rollout: Rollout) -> None:
+            if isinstance(arguments.sampler, TextPolicy):
+                arguments.sampler.finish(rollout)
+            ended.append(rollout)
+            if keep is not None:
+                keep.write(self.tasks[rollout.index], rollout, step=None)
+
+        with ExitStack() as stack:
+            stack.callback(_flush, arguments.recorder)
+            if arguments.route.agents:
+                stack.enter_context(_serving(arguments, ends=self._ends_gateway))
+            try:
+                return self._engine.run(tasks, on_rollout=note)
+            except KeyboardInterrupt as interrupt:
+                raise PlayInterrupted(
+                    f"{len(ended)} of {len(tasks)} rollouts had ended", ended
+                ) from interrupt
+
+    def _recorder(self) -> RolloutRecorder | None:
+        if self._arguments.recorder is None:
+            return None
+        return RolloutRecorder(
+            self._arguments.recorder,
+            run_id=self._arguments.tasks.run_id,
+            rank=0,
+            mode="eval",
+            tokenizer=self._tokenizer_name,
+            images=self._arguments.record_images,
+        )
+
+
+def read_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
     """Return the rows, read from their file if it is a path.
 
     Raises:
@@ -256,7 +325,6 @@ def _policy_of(
         model_limits=limits,
         max_completion_tokens=None,
         sampler=make,
-        progress=find_spec("tqdm") is not None,
         images=images,
     )
 
@@ -291,22 +359,6 @@ def _tasks_of(tasks: Tasks, rows: Iterable[Mapping[str, Any]], k: int) -> Iterat
     for number, row in enumerate(rows):
         for task in tasks.of_group(row, number, k, mode="eval"):
             yield replace(task, index=number * k + task.member)
-
-
-def _record(
-    arguments: Arguments, tasks: Sequence[RolloutTask], policy: TrainerSide
-) -> Callable[[Rollout], None] | None:
-    if arguments.recorder is None:
-        return None
-    keep = RolloutRecorder(
-        arguments.recorder,
-        run_id=arguments.tasks.run_id,
-        rank=0,
-        mode="eval",
-        tokenizer=policy.hf_tokenizer.name_or_path,
-        images=arguments.record_images,
-    )
-    return lambda rollout: keep.write(tasks[rollout.index], rollout, step=None)
 
 
 def _flush(recorder: Recorder | None) -> None:

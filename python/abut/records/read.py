@@ -125,6 +125,7 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
     read |= {"rewards": None, "total": None, "advantage": None, "rows": None, "padding_rows": None}
     read["names"] = {one["session"]: one["name"] for one in record.get("names") or ()}
     read["given_rewards"] = {one["key"]: one["value"] for one in record.get("given_rewards") or ()}
+    read["usage"] = {one["name"]: one["count"] for one in record.get("usage") or ()}
     if read["schema_version"] == 1:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []

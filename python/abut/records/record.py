@@ -121,6 +121,7 @@ ROLLOUT: Mapping[str, Type] = {
     "attempt_tracebacks": ["string"],
     "seconds": "float64",
     "extras": "string",
+    "usage": [{"name": "string", "count": "int64"}],
     "client_rewrites": [{"rule": "string", "count": "int64"}],
 }
 """The fields of a rollout."""
@@ -235,6 +236,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "attempt_tracebacks": traces,
         "seconds": round(rollout.seconds, 6),
         "extras": _json(rollout.extras) if rollout.extras else None,
+        "usage": [{"name": name, "count": count} for name, count in rollout.usage.items()],
         "client_rewrites": [
             {"rule": rule, "count": count} for rule, count in rollout.client_rewrites.items()
         ],

@@ -48,6 +48,7 @@ class EngineParts:
         warnings: about the setup, each logged once.
         logged_failures: the kinds of failures that were logged in full.
         closes_hang: whether environments of the last batch have not closed.
+        watch: gets each request before it is sampled, on the loop of the batch.
     """
 
     tokenizer: Tokenizer
@@ -59,6 +60,7 @@ class EngineParts:
     warnings: SetupWarnings = field(default_factory=SetupWarnings)
     logged_failures: set[str] = field(default_factory=set)
     closes_hang: bool = False
+    watch: Callable[[SampleRequest], None] | None = None
 
 
 class Batch:
@@ -99,7 +101,7 @@ class Batch:
         self.in_process = self.sampler.in_process
         self.attempts = Attempts(version, max_staleness, forget=self.sampler.forget)
         self._request_slots = Slots(parts.config.max_requests)
-        self._processor = parts.processor
+        self._processor, self._watch = parts.processor, parts.watch
         self._more_stop_token_ids = parts.stop_token_ids
         self._playing: Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -184,6 +186,8 @@ class Batch:
 
     async def _sampled(self, request: SampleRequest) -> Sample:
         """Sample it, and label its tokens with the versions of the weights."""
+        if self._watch is not None:
+            self._watch(request)
         asked = self.attempts.asks(request.rollout_id)
         return self.attempts.labelled(await self.sampler.sample(request), asked)
 

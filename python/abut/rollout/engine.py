@@ -27,6 +27,7 @@ from abut.rollout.player import Played, loop_of_players
 from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Finishing, Stream
 from abut.samplers.in_process import AnySampler, EngineSampler
+from abut.samplers.sampler import SampleRequest
 
 _INTERRUPTED_S = 5.0
 
@@ -47,6 +48,7 @@ class Engine:
         *,
         stop_token_ids: Sequence[int] = (),
         progress: bool = False,
+        watch: Callable[[SampleRequest], None] | None = None,
     ) -> None:
         """Take what is the same for all batches.
 
@@ -58,11 +60,13 @@ class Engine:
                 `max_completion_tokens` or `max_context_tokens`, unless the sampler has a limit.
             stop_token_ids: end a turn, besides those of the processor.
             progress: show a bar.
+            watch: gets each request before it is sampled, on the loop of the batch.
         """
         self.tokenizer = tokenizer
         self.processor = processor
         self.config = config
-        self._parts = EngineParts(tokenizer, processor, sampler, config, tuple(stop_token_ids))
+        stops = tuple(stop_token_ids)
+        self._parts = EngineParts(tokenizer, processor, sampler, config, stops, watch=watch)
         self._progress = progress
         self._unended: Batch | None = None
 

@@ -20,7 +20,7 @@ from abut.rollout.config import RolloutConfig
 from abut.rollout.engine import Engine
 from abut.samplers.hosted import TextSampler
 from abut.samplers.in_process import AnySampler, StreamSampler
-from abut.samplers.sampler import BatchSampler, Sampler
+from abut.samplers.sampler import BatchSampler, Sampler, SampleRequest
 from abut.template.image_processor import ImageProcessor
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.text_processor import as_parts_processor
@@ -108,6 +108,7 @@ class TrainerSide:
         chat_template: the trainer's own, if it has one.
         chat_template_kwargs: variables for the chat template.
         progress: show a bar.
+        watch: see `Engine`.
         images: of the trainer's processor; None: it has no image processor, or a refused one.
     """
 
@@ -118,6 +119,7 @@ class TrainerSide:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     progress: bool = False
+    watch: Callable[[SampleRequest], None] | None = None
     images: ImageProcessor | None = None
 
 
@@ -170,6 +172,7 @@ def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForT
         ),
         stop_token_ids=trainer.model_limits.stop_token_ids,
         progress=trainer.progress,
+        watch=trainer.watch,
     )
     return engine, for_task
 

@@ -1,0 +1,141 @@
+"""Evaluations that were recorded: what a resumed one need not play, and a comparison of two.
+
+Invariant: rows are known by their columns, so two files of rows in another order compare the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abut.envs.task import RolloutTask
+from abut.images import Image
+from abut.messages import json_copy
+from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+
+_DRAWS = 10_000
+_DRAWN_AT_ONCE = 10**7
+"""Numbers of rows, 8 bytes each."""
+
+Place: TypeAlias = tuple[str, int, int]
+"""The key of a row, its number among the rows, and which of its rollouts."""
+
+
+def row_key(columns: Mapping[str, Any]) -> str:
+    """Return a digest of a row: that of a record is that of the task which it was played from."""
+    text = json.dumps(json_copy(columns), sort_keys=True, default=_hash_of)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hash_of(image: Image) -> str:
+    return image.hash
+
+
+def place_of(task: RolloutTask) -> Place:
+    """Return where a task stands."""
+    return row_key(task.columns), task.group, task.member
+
+
+def recorded_at(record: Mapping[str, Any]) -> Place:
+    """Return where the task of a record stood."""
+    return row_key(record["columns"] or {}), record["group"], record["place"]
+
+
+def rollout_of(record: Mapping[str, Any], index: int) -> Rollout:
+    """Return what an `Evaluation` needs of a recorded rollout; it has no tokens."""
+    sampled = [*record["env_mask"], *(m for b in record["branches"] for m in b["env_mask"])]
+    turns = [*record["turns"], *(turn for branch in record["branches"] for turn in branch["turns"])]
+    return Rollout(
+        record["rollout_id"],
+        index,
+        reward=record["reward"],
+        error=record["error"],
+        stop_reason=StopReason(record["stop_reason"]),
+        turns=[TurnRecord(turn["start"], turn["end"]) for turn in turns],
+        usage={"completion_tokens": sum(sampled), **record["usage"]},
+    )
+
+
+def row_means(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean reward of each recorded row, over rollouts with a score."""
+    rewards: dict[str, list[float]] = {}
+    for record in records:
+        if record["error"] is None and record["reward"] is not None:
+            rewards.setdefault(row_key(record["columns"] or {}), []).append(record["reward"])
+    return {key: sum(of_row) / len(of_row) for key, of_row in rewards.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of two evaluations, over the rows that both have scored.
+
+    Attributes:
+        difference: of the means of rows: this one less the other one.
+        interval: the 95 % bootstrap interval of it, over rows.
+        paired: how many rows both have.
+        unpaired: how many rows one of them has alone.
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    paired: int
+    unpaired: int
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        alone = f", {self.unpaired} rows left out, which one has alone" if self.unpaired else ""
+        return (
+            f"{self.difference:+.4g} (95 % interval {low:+.4g} to {high:+.4g}, "
+            f"{self.paired} rows{alone})"
+        )
+
+
+def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Comparison:
+    """Compare the means of rows, by the keys of the rows.
+
+    Raises:
+        ValueError: they have no row in common.
+    """
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        raise ValueError(
+            f"the two evaluations have no row in common: {len(ours)} and {len(theirs)} rows with a "
+            "score\nhint: rows are the same if all of their columns are"
+        )
+    differences = np.array([ours[key] - theirs[key] for key in shared])
+    low, high = np.percentile(_drawn_means(differences), [2.5, 97.5])
+    unpaired = len(ours) + len(theirs) - 2 * len(shared)
+    mean = float(differences.mean())
+    return Comparison(mean, (float(low), float(high)), len(shared), unpaired)
+
+
+def _drawn_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means of draws with replacement; the same each time."""
+    random, at_once = np.random.default_rng(0), max(1, _DRAWN_AT_ONCE // len(values))
+    means = [
+        values[random.integers(0, len(values), (min(at_once, _DRAWS - done), len(values)))].mean(1)
+        for done in range(0, _DRAWS, at_once)
+    ]
+    return np.concatenate(means)
+
+
+def resumed(
+    tasks: Sequence[RolloutTask], records: Iterable[Mapping[str, Any]]
+) -> tuple[list[RolloutTask], list[Rollout]]:
+    """Return the tasks that are not recorded yet, and the rollouts of the others.
+
+    A rollout that failed is played again.
+    """
+    done = {recorded_at(record): record for record in records if record["error"] is None}
+    missing, known = [], []
+    for task in tasks:
+        record = done.get(place_of(task))
+        if record is None:
+            missing.append(task)
+        else:
+            known.append(rollout_of(record, task.index))
+    return missing, known

@@ -1,0 +1,99 @@
+"""Conversations on a terminal: a person who types the turns, and any policy whose turns are shown.
+
+Invariant: a terminal obeys nothing that an environment or a policy has said.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from abut.concurrency.threads import THREADS
+from abut.errors import SamplerError, printable
+from abut.messages import Message, images_of, texts_of
+
+
+class Shown:
+    """Prints the messages of one conversation as they come.
+
+    Args:
+        out: gets them.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown: list[Message] = []
+
+    def show(self, messages: Sequence[Message]) -> None:
+        """Print what is new; all of it, if it is another conversation."""
+        messages = list(messages)
+        known = len(self._shown)
+        if messages[:known] != self._shown:
+            known = 0
+            self._out.write("---- another conversation\n")
+        for message in messages[known:]:
+            self._out.write(f"[{message.get('role')}]\n{text_of(message)}\n\n")
+        self._shown = messages
+        self._out.flush()
+
+
+def text_of(message: Message) -> str:
+    """Return a message as text for a terminal, its calls and images included."""
+    lines = list(filter(None, texts_of(message)))
+    lines += [
+        f"<image {image.width}x{image.height}>" for image in images_of(message.get("content"))
+    ]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        lines.append(f"-> {function.get('name')} {arguments}")
+    return printable("\n".join(lines))
+
+
+class ByHand:
+    """A `TextSampler`: a person types the turns of the policy.
+
+    A turn that begins with the name of a tool calls it: `search {"query": "rivers"}`.
+
+    Args:
+        out: gets the tools that can be called.
+        ask: reads a line, given the text before it.
+    """
+
+    def __init__(self, out: TextIO, ask: Callable[[str], str] = input) -> None:
+        self._out, self._ask = out, ask
+        self._told: Sequence[Any] = ()
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> Message:
+        """Ask for the next turn.
+
+        Raises:
+            SamplerError: the terminal has ended (Ctrl-D).
+        """
+        functions = [tool.get("function") or tool for tool in tools]
+        if functions != self._told:
+            self._told = functions
+            for function in functions:
+                self._out.write(printable(f"[tool] {json.dumps(function, ensure_ascii=False)}\n"))
+            self._out.write("[tool] to call one: its name, a space, and its arguments as JSON\n\n")
+        try:
+            # A daemon's thread: one that waits for a line would keep the process alive.
+            typed = await THREADS.ask(lambda: self._ask("you> "))
+        except EOFError:
+            raise SamplerError("nobody types any more (Ctrl-D)") from None
+        name, _, rest = typed.strip().partition(" ")
+        if any(name == function.get("name") for function in functions):
+            try:
+                arguments = json.loads(rest or "{}")
+            except ValueError:
+                arguments = None
+            if isinstance(arguments, dict):
+                call = {"function": {"name": name, "arguments": arguments}}
+                return {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"role": "assistant", "content": typed}
