@@ -27,8 +27,13 @@ from abut.records.viewer import pictures
 from abut.records.viewer.packed import Pieces
 from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES
 from abut.records.viewer.seams import merges, seam_offsets
-from abut.rollout.rollout import Rollout
-from tests.kit.data.records import a_pictured_rollout, a_played_rollout, a_rollout
+from abut.rollout.rollout import TEACHER_LOGPROBS, Branch, Rollout, give_stream
+from tests.kit.data.records import (
+    a_pictured_rollout,
+    a_played_rollout,
+    a_rollout,
+    give_teacher,
+)
 
 TOKENIZER = abut.Tokenizer.from_file(DEMO / "tokenizer.json")
 HOSTILE = "</script><script>alert(1)</script><!-- data --> \u202e \x1b[31m 🙂 שלום"
@@ -80,6 +85,38 @@ def test_the_tokens_come_back_as_they_were_recorded() -> None:
     low, high = np.frombuffer(columns[3 * count :], np.uint8).reshape(2, sampled).astype(int)
     nats = -np.asarray(record["logprobs"])[np.asarray(record["env_mask"]) == 1]
     assert ((low + 256 * high)[: len(nats)] / 1000).tolist() == pytest.approx(nats.tolist())
+
+
+def test_the_divergences_from_a_teacher_come_back() -> None:
+    """Behind all surprisals, of the rows alone that a teacher scored."""
+    scored = give_teacher(a_played_rollout(TOKENIZER, *TALK), [1.5, -0.25, 0.0, 40.0])
+    plain = a_played_rollout(TOKENIZER, "x", [("y", None)], "plain")
+    records = [of(rollout, tokenizer=str(DEMO)) for rollout in (plain, scored)]
+    data = blocks(abut.records.view(records))
+    assert data["head"][0]["rollouts"]["teacher"] == [None, "maths"]
+    chunk, columns = data["chunk-0"]
+    assert [one["has_teacher"] for one in chunk["rollouts"]] == [False, True]
+    count = sum(one["tokens"] for one in chunk["rollouts"])
+    sampled = [sum(record["env_mask"]) for record in records]
+    behind = np.frombuffer(columns[3 * count + 2 * sum(sampled) :], np.uint8)
+    low, high = behind.reshape(2, sampled[1]).astype(np.uint16)
+    found = (low | high << 8).astype(np.int16) / 1000
+    expected = np.resize([1.5, -0.25, 0.0, 32.767], sampled[1])
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_show_says_how_far_each_turn_is_from_the_teacher() -> None:
+    rollout = give_teacher(a_played_rollout(TOKENIZER, *TALK), [0.5])
+    branch = Branch(rollout.columns, turns=rollout.turns)
+    give_stream(rollout.turns[1:], TEACHER_LOGPROBS, rollout.turns[1].streams[TEACHER_LOGPROBS] - 1)
+    rollout.branches = [branch]
+    shown = "".join(f"{line}\n" for line in render(of(rollout), TOKENIZER, color=False))
+    assert re.search(r"^teacher maths  reverse KL 0\.\d+ nats$", shown, re.MULTILINE)
+    (first, second) = re.findall(r"^turn .*$", shown, re.MULTILINE)
+    assert first.endswith("  reverse KL 0.5")
+    assert second.endswith("  reverse KL 1.5")
+    plain = "".join(render(of(a_rollout()), TOKENIZER, color=False))
+    assert "teacher" not in plain
 
 
 def test_a_message_that_the_tokens_say_is_kept_as_its_place() -> None:

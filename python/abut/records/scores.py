@@ -4,6 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from abut.records.record import SCHEMA_VERSION
 
 
@@ -51,6 +54,21 @@ def total_of(record: Mapping[str, Any]) -> float | None:
     None also where the record lacks the column.
     """
     return record.get("reward" if record.get("rewards") is None else "total")
+
+
+def reverse_kl_of(of: Mapping[str, Any]) -> NDArray[np.float64] | None:
+    """Return `(T,)`, aligned with `completion_ids`: each logprob less the teacher's, in nats.
+
+    NaN where the token was not sampled; None where no teacher scored the row.
+
+    Args:
+        of: a record, or one of its branches.
+    """
+    of_teacher = of.get("teacher_logprobs")
+    if of_teacher is None:
+        return None
+    divergence = np.asarray(of["logprobs"], np.float64) - np.asarray(of_teacher, np.float64)
+    return np.where(np.asarray(of["env_mask"]) == 1, divergence, np.nan)
 
 
 def advantages_of(record: Mapping[str, Any], branch: int | None) -> Sequence[float]:

@@ -7,12 +7,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from abut._native import Tokenizer
 from abut.errors import printable
 from abut.messages import texts_of
 from abut.parts import PROVENANCE
 from abut.records.record import image_hashes
-from abut.records.scores import advantages_of, total_of
+from abut.records.scores import advantages_of, reverse_kl_of, total_of
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}
 
@@ -170,9 +172,16 @@ def _heading(record: Mapping[str, Any]) -> Iterator[str]:
         yield "error " + printable(str(record["error"])).replace("\n", "\n  ")
     if traces := record["attempt_tracebacks"]:
         yield printable(str(traces[-1])).replace("\n", "\n  ")
-    advantages = advantages_of(record, None)
+    advantages, divergence = advantages_of(record, None), reverse_kl_of(record)
+    prompt = len(record["prompt_ids"] or ())
+    if divergence is not None:
+        mean = _figure(float(np.nanmean(divergence)))
+        yield f"teacher {_field(record['teacher'])}  reverse KL {mean} nats"
     for number, turn in enumerate(record["turns"]):
         gained = f"  advantage {_figure(advantages[number])}" if number < len(advantages) else ""
+        if divergence is not None and turn["end"] > turn["start"]:
+            of_turn = divergence[turn["start"] - prompt : turn["end"] - prompt]
+            gained += f"  reverse KL {_figure(float(of_turn.mean()))}"
         yield (
             f"turn {number}  tokens {_field(turn['start'])}:{_field(turn['end'])}  "
             f"{_field(turn['finish_reason'])}  "

@@ -8,7 +8,13 @@ import numpy as np
 import abut
 from abut.images import Image, ImageSpan
 from abut.messages import Message
-from abut.rollout.rollout import Rollout, StopReason, TurnRecord
+from abut.rollout.rollout import (
+    TEACHER_LOGPROBS,
+    Rollout,
+    StopReason,
+    TurnRecord,
+    give_stream,
+)
 
 USER = (abut.Scaffold("<|im_start|>user\n"), abut.Scaffold("<|im_end|>\n"))
 ASSISTANT = abut.Scaffold("<|im_start|>assistant\n")
@@ -94,6 +100,17 @@ def a_played_rollout(
     )
     for name, value in changes.items():
         setattr(rollout, name, value)
+    return rollout
+
+
+def give_teacher(rollout: Rollout, divergences: Sequence[float], name: str = "maths") -> Rollout:
+    """Have a teacher score a row: the logprob of each sampled token less so much, in turn."""
+    columns = rollout.columns
+    assert columns is not None
+    own = columns.logprobs[columns.env_mask == 1]
+    of_teacher = own - np.resize(np.asarray(divergences, np.float32), len(own))
+    give_stream(rollout.turns, TEACHER_LOGPROBS, of_teacher.astype(np.float32))
+    rollout.teacher = name
     return rollout
 
 

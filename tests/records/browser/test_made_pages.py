@@ -15,7 +15,7 @@ from abut.records.read import from_record
 from abut.records.record import ROLLOUT, to_record
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from tests.kit.clients.page import Shown, run_copied_test
-from tests.kit.data.records import MEDIA, a_pictured_rollout, a_played_rollout
+from tests.kit.data.records import MEDIA, a_pictured_rollout, a_played_rollout, give_teacher
 
 Show = Callable[..., Shown]
 Save = Callable[..., Path]
@@ -178,6 +178,50 @@ def test_each_turn_says_its_advantage(show: Show, saved: Save, tokenizer: abut.T
     shown.page.locator(".branches button").nth(1).click()
     shown.wait("document.querySelector('#view-tokens .tokens').innerText.includes('another way')")
     assert "advantage +1.25" in heads.nth(1).inner_text()
+
+
+def test_tokens_are_coloured_by_how_far_the_teacher_is(
+    show: Show, saved: Save, tokenizer: abut.Tokenizer
+) -> None:
+    given = [3.0, -0.7, 0.01, 40.0, -9.0]
+    rollout = give_teacher(a_played_rollout(tokenizer, "begin", [("one two three", None)]), given)
+    plain = a_played_rollout(tokenizer, "begin", [("one", None)], "plain")
+    shown = show(saved([of(rollout, place=0), of(plain, place=1)]), "#r=r0&m=5")
+    modes = shown.page.locator(".toolbar .mode")
+    assert modes.all_inner_texts()[-1] == "5 teacher"
+    classes = shown.ask(
+        "[...document.querySelectorAll('#view-tokens .block .on')]"
+        ".map(s => s.className.match(/\\b[ul]\\d/)[0])"
+    )
+    expected = ["u4", "l2", "u0", "u6", "l6"]
+    assert classes == [expected[k % 5] for k in range(len(classes))]
+    assert len(classes) >= 5
+    assert shown.axe() == []
+    shown.page.locator("#view-tokens .block .on").first.hover()
+    shown.wait("!document.querySelector('#card').hidden")
+    assert "3.000 nats less likely" in shown.text("#card")
+    assert "reverse KL" in shown.text(".rollout-head .facts")
+    for scheme in ("solid", "dashed"):
+        kinds = shown.ask(
+            "[...document.querySelectorAll('#view-tokens .block .on')]"
+            ".map(s => getComputedStyle(s).borderBottomStyle)"
+        )
+        assert scheme in kinds, "told apart without colours, too"
+    shown.press("2", "5")
+    assert "m=5" in shown.address
+    shown.press("j")
+    assert shown.title == "plain"
+    assert shown.page.locator("#view-tokens .block .u0").count() == 0
+    assert "reverse KL" not in shown.text(".rollout-head .facts")
+
+
+def test_without_a_teacher_there_is_no_mode_of_one(
+    show: Show, saved: Save, tokenizer: abut.Tokenizer
+) -> None:
+    shown = show(saved([of(a_played_rollout(tokenizer, "begin", [("one", None)]))]), "#m=5")
+    assert shown.page.locator(".toolbar .mode").count() == 4
+    shown.press("2", "5")
+    assert "m=2" in shown.address
 
 
 def test_without_its_tokenizer_ids_and_messages_are_shown(

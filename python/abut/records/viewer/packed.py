@@ -1,10 +1,12 @@
 """Rollouts as a page holds them: facts as JSON, tokens as columns of bytes, all compressed.
 
 A block is a little-endian uint32, that many bytes of JSON, and columns behind them, gzipped and
-written in base64. A chunk of rollouts with N tokens, S of them sampled, has these columns:
+written in base64. A chunk of rollouts with N tokens, S of them sampled and D of these scored by a
+teacher, has these columns:
 
     N low bytes, N middle bytes, N high bytes    numbers of pieces
     S low bytes, S high bytes                    surprisals, in thousandths of a nat; 65535: or more
+    D low bytes, D high bytes                    logprobs less the teacher's, likewise, int16
 
 Bytes of one significance stand together, because they compress a third better than whole numbers.
 """
@@ -24,7 +26,7 @@ from abut._native import Merge, Tokenizer
 from abut.errors import AbutError
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
-from abut.records.scores import advantages_of, total_of
+from abut.records.scores import advantages_of, reverse_kl_of, total_of
 from abut.records.viewer.seams import merges, seam_offsets
 
 _CHUNK_TOKENS = 65_536
@@ -124,6 +126,7 @@ class Chunk:
         self._rollouts: list[dict[str, Any]] = []
         self._numbers: list[NDArray[np.int32]] = []
         self._surprisals: list[NDArray[np.uint16]] = []
+        self._divergences: list[NDArray[np.uint16]] = []
         self._tokens = self._chars = 0
 
     @property
@@ -162,10 +165,17 @@ class Chunk:
     def packed(self) -> str:
         """Return the chunk as the page holds it."""
         numbers = np.concatenate([*self._numbers, np.zeros(0, np.int32)]).astype(np.uint32)
-        surprisals = np.concatenate([*self._surprisals, np.zeros(0, np.uint16)])
+        of_sampled = (
+            np.concatenate([*numbers, np.zeros(0, np.uint16)])
+            for numbers in (self._surprisals, self._divergences)
+        )
         columns = [
             *((numbers >> shift & 255).astype(np.uint8).tobytes() for shift in (0, 8, 16)),
-            *((surprisals >> shift & 255).astype(np.uint8).tobytes() for shift in (0, 8)),
+            *(
+                (thousandths >> shift & 255).astype(np.uint8).tobytes()
+                for thousandths in of_sampled
+                for shift in (0, 8)
+            ),
         ]
         return block({"rollouts": self._rollouts}, b"".join(columns))
 
@@ -186,11 +196,14 @@ class Chunk:
             "tokens": len(ids),
             "runs": [n for code, run in groupby(codes.tolist()) for n in (code, len(list(run)))],
             "has_logprobs": bool(logprobs is not None and len(logprobs)),
+            "has_teacher": (divergence := reverse_kl_of(of)) is not None,
         }
         self._numbers.append(pieces.numbers(ids))
         self._tokens += len(ids)
         if row["has_logprobs"]:
             self._surprisals.append(_surprisals(logprobs, mask[len(prompt) :]))
+        if divergence is not None:
+            self._divergences.append(_divergences(divergence[mask[len(prompt) :] != 0]))
         return ids, row
 
 
@@ -210,7 +223,7 @@ def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
         for name in (
             *("rollout_id", "run_id", "step", "mode", "group", "place", "rank", "seed"),
             *("episode_seed", "reward", "advantage", "stop_reason", "error", "attempts"),
-            *("seconds", "time"),
+            *("seconds", "time", "teacher"),
         )
     }
     rewards = record.get("rewards") or {}
@@ -246,6 +259,11 @@ def _surprisals(logprobs: Any, mask: NDArray[np.uint8]) -> NDArray[np.uint16]:
     thousandths = np.rint(np.nan_to_num(nats, nan=np.inf) * 1000)
     surprisals: NDArray[np.uint16] = np.clip(thousandths, 0, 65_535).astype(np.uint16)
     return surprisals
+
+
+def _divergences(nats: NDArray[np.float64]) -> NDArray[np.uint16]:
+    thousandths = np.clip(np.rint(nats * 1000), -32_767, 32_767).astype(np.int16)
+    return thousandths.view(np.uint16)
 
 
 def _seams(

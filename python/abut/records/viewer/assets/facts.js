@@ -27,6 +27,7 @@ function factsOf(rollout, only = null) {
     ["turns", figure(row.turns)],
     ["tokens", `${figure(row.tokens)}`],
     ["of them sampled", row.tokens ? `${figure(row.sampled_tokens)} (${Math.round(100 * row.sampled_tokens / row.tokens)} %)` : "0"],
+    rollout.has_teacher ? ["reverse KL", `${figure(meanDivergence(rollout), 3)} nats`] : null,
     ["seams", row.seams ? `${row.seams}, ${row.inexact_seams ? `${row.inexact_seams} inexact` : "all exact"}` : "–"],
     ["seconds", seconds(row.seconds)],
     row.attempts > 1 ? ["attempts", figure(row.attempts)] : null,
@@ -34,6 +35,12 @@ function factsOf(rollout, only = null) {
   const shown = facts.filter((fact) => fact && (!only || only.includes(fact[0])));
   return make("dl", {}, shown.map(([name, value, kind]) =>
     make("div", { class: kind ?? "" }, make("dt", {}, name), make("dd", {}, value))));
+}
+
+/** The mean over the sampled tokens of a row that a teacher scored. */
+function meanDivergence(sequence) {
+  const sampled = [...sequence.divergences.keys()].filter((token) => sequence.mask[token]);
+  return sampled.reduce((sum, token) => sum + divergenceOf(sequence, token), 0) / sampled.length;
 }
 
 function errorBox({ row, traceback }) {

@@ -30,7 +30,7 @@ function pressed(app, event) {
   } else if (key === "ArrowLeft" || key === "ArrowRight") {
     if (event.target !== rollout.tokens || compared) return false;
     app.point(state.token === null ? 0 : state.token + (key === "ArrowRight" ? 1 : -1));
-  } else if (/^[1-4]$/.test(key)) app.setMode(Number(key));
+  } else if (/^[1-5]$/.test(key)) app.setMode(Number(key));
   else if (key === "w") app.setOption("spaces");
   else if (key === "i") app.setOption("ids");
   else if (VIEW_KEYS[key]) app.go({ view: VIEW_KEYS[key] });

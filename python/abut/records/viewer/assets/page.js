@@ -98,7 +98,7 @@ class App {
   }
 
   toolbar() {
-    const modes = MODES.map((mode, k) => button([make("kbd", {}, String(k + 1)), ` ${mode}`],
+    const modes = this.modes.map((mode, k) => button([make("kbd", {}, String(k + 1)), ` ${mode}`],
       { class: "mode", "aria-pressed": String(this.state.mode === k + 1) }, () => this.setMode(k + 1)));
     const option = (name, label) => make("label", {}, make("input", {
       type: "checkbox", checked: this.options[name], onchange: () => this.setOption(name),
@@ -109,7 +109,13 @@ class App {
       make("div", { class: "legend", dataset: { mode: MODES[this.state.mode - 1] } }, legend(MODES[this.state.mode - 1])));
   }
 
+  /** The modes of these records: that of a teacher where one scored any. */
+  get modes() {
+    return this.records.hasTeacher ? MODES : MODES.slice(0, -1);
+  }
+
   setMode(mode) {
+    if (mode > this.modes.length) return;
     this.state.mode = mode;
     for (const view of [this.rollout, this.compare]) view.tokens.dataset.mode = MODES[mode - 1];
     for (const toolbar of document.querySelectorAll(".toolbar")) toolbar.replaceWith(this.toolbar());
@@ -296,7 +302,7 @@ class App {
     const view = said.get("v");
     await this.go({
       row, branch: whole("b") ?? 0, token: whole("t"), other: byRolloutId.get(said.get("o")) ?? null,
-      mode: mode >= 1 && mode <= MODES.length ? mode : 1, view: ["compare", "curves"].includes(view) ? view : "tokens",
+      mode: mode >= 1 && mode <= this.modes.length ? mode : 1, view: ["compare", "curves"].includes(view) ? view : "tokens",
     });
   }
 

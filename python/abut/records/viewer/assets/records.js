@@ -35,6 +35,7 @@ class Records {
     });
     this.pictureBlocks = new Map((head.pictures ?? []).flatMap((hashes, k) => hashes.map((hash) => [hash, k])));
     this.pictures = new Map();
+    this.hasTeacher = this.rows.some((row) => row.teacher);
     this.byRolloutId = new Map(this.rows.map((row) => [row.rollout_id, row]));
     this.chunks = new Map();
   }
@@ -95,8 +96,23 @@ async function readChunk(id) {
     }
     sequence.surprisals = surprisals;
   }
+  readDivergences(sequences, bytes.subarray(3 * count + 2 * sampled));
   for (const rollout of facts.rollouts) rollout.turns ??= [];
   return facts.rollouts;
+}
+
+/** How far each sampled token of the sequences that a teacher scored is from it. */
+function readDivergences(sequences, bytes) {
+  const half = bytes.length / 2;
+  let place = 0;
+  for (const sequence of sequences) {
+    sequence.divergences = new Int16Array(sequence.has_teacher ? sequence.tokens : 0);
+    for (let k = 0; k < sequence.divergences.length; k++) {
+      if (!sequence.mask[k]) continue;
+      sequence.divergences[k] = bytes[place] | bytes[place + half] << 8;
+      place++;
+    }
+  }
 }
 
 /** Who wrote each token, and whether it is trained, from their runs. */
@@ -116,6 +132,12 @@ function spreadRuns(sequence) {
 function surprisalOf(sequence, token) {
   if (!sequence.mask[token] || !sequence.surprisals.length) return null;
   return sequence.surprisals[token] / 1000;
+}
+
+/** The logprob of a token less the teacher's, in nats; null where no teacher scored it. */
+function divergenceOf(sequence, token) {
+  if (!sequence.mask[token] || !sequence.divergences.length) return null;
+  return sequence.divergences[token] / 1000;
 }
 
 /** The spans of a sequence that were sampled: those of its turns, or runs of the mask. */

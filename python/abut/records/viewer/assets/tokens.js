@@ -3,7 +3,7 @@
 // (`content-visibility`), and in a long rollout it is plain text until it comes near: so 100,000
 // tokens scroll as a thousand do, and the browser still finds text in all of them.
 
-const MODES = ["mask", "surprisal", "role", "tokens"];
+const MODES = ["mask", "surprisal", "role", "tokens", "teacher"]; // the last one where there is one
 const BINS = [0, 0.1, 0.5, 1, 2, 4, 8]; // nats; in each one from its edge up to the next
 const BLOCK_TOKENS = 384; // where the text has a line end there, else more
 const LINE_HEIGHT = 25;
@@ -100,6 +100,8 @@ class TokenText {
     let classes = `p${provenance[token]} ${mask[token] ? "on" : "off"} ${token % 2 ? "odd" : "even"}`;
     const nats = surprisalOf(this.sequence, token);
     if (nats !== null) classes += ` b${binOf(nats)}`;
+    const divergence = divergenceOf(this.sequence, token);
+    if (divergence !== null) classes += ` ${divergence < 0 ? "l" : "u"}${binOf(Math.abs(divergence))}`;
     if (broken) classes += " broken";
     if (this.pieces.controls.has(numbers[token])) classes += " control";
     return classes;
@@ -157,11 +159,13 @@ function tokenCard(text, token, turn) {
   const nats = surprisalOf(sequence, token);
   const most = nats !== null && nats * 1000 >= UNKNOWN_SURPRISAL;
   const said = pieces.text(number);
+  const divergence = divergenceOf(sequence, token);
   const facts = [
     ["id", String(pieces.ids[number])],
     ["bytes", pieces.bytes[number].length ? hex(pieces.bytes[number]) : "unknown"],
     ["logprob", nats === null ? "– not sampled" : `${most ? "≤ " : ""}${(-nats).toFixed(3)} nats`],
     ["p", nats === null ? "–" : probability(nats)],
+    ...(divergence === null ? [] : [["teacher", ofTeacher(divergence)]]),
     ["place", `token ${token}${turn === null ? ", prompt" : `, turn ${turn}`}`],
     ["written by", `${provenanceNames[sequence.provenance[token]]}${sequence.mask[token] ? ", trained" : ""}`],
   ];
@@ -177,13 +181,23 @@ function probability(nats) {
   return share >= 0.01 ? `${Number(share.toPrecision(4))} %` : Math.exp(-nats).toExponential(2);
 }
 
+/** How a teacher finds a token, beside the policy. */
+function ofTeacher(divergence) {
+  if (Math.abs(divergence) < BINS[1]) return "as likely";
+  return `${Math.abs(divergence).toFixed(3)} nats ${divergence > 0 ? "less" : "more"} likely`;
+}
+
 /** What the colours and lines mean, for the mode that is on. */
 function legend(mode) {
   const sample = (classes, text) => make("span", { class: `sample ${classes}` }, text);
   if (mode === "mask") return [sample("on", "sampled"), sample("off", "not trained")];
   if (mode === "role") return provenanceNames.map((name, k) => sample(`p${k}`, roleNames[name] ?? name));
   if (mode === "tokens") return [sample("even", "one"), sample("odd", "other"), sample("even control", "control")];
-  const edges = BINS.map((edge, k) => make("span", { class: `bin b${k} on` }, `${edge}`));
+  const bins = (letter, from) => BINS.slice(from).map((edge, k) => make("span", { class: `bin ${letter}${k + from} on` }, `${edge}`));
+  if (mode === "teacher") {
+    return [make("span", {}, "teacher: nats less likely"), ...bins("u", 0), make("span", {}, "more likely"), ...bins("l", 1)];
+  }
+  const edges = bins("b", 0);
   return [make("span", {}, "nats from"), ...edges, make("span", {}, "up")];
 }
 
