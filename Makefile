@@ -19,7 +19,7 @@ TRL_VERSIONS := 0.29.1 1.0.0 1.8.0 1.11.0 1.12.0 1.14.0 1.16.0
 PYTHON_312 := $(shell $(PYTHON) scripts/find_python.py 3.12)
 AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTHON_312:%=openhands)
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
-VERIFIERS_VERSIONS := 0.4.0
+VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
 .PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
