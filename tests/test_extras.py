@@ -15,6 +15,12 @@ from abut.extras import EXTRAS, check_beside, require_extra
 Install = Callable[..., None]
 
 
+@pytest.fixture(autouse=True)
+def _python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any that all packages take."""
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install packages in a folder that hides all others."""
@@ -74,6 +80,22 @@ def test_packages_that_exclude_each_other_are_both_named(install: Install) -> No
     assert require_extra("harbor") == "0.26.0"
 
 
+def test_a_package_may_need_another_by_a_third(install: Install) -> None:
+    """So does harbor, and its packages name one another."""
+    install("harbor", "0.26.0", "fastmcp>=4", "litellm")
+    install("fastmcp", "4.2.3", "Fastmcp_Slim[client]==4.2.3", "harbor")
+    install("fastmcp-slim", "4.2.3", 'mcp>=2.3; extra == "client"', 'openai>=9; extra == "other"')
+    install("verifiers", "0.4.0", "mcp==2.0.0")
+    install("mcp", "2.0.0")
+    with pytest.raises(MissingExtraError) as raised:
+        require_extra("harbor")
+    assert str(raised.value) == (
+        "harbor 0.26.0, by its fastmcp-slim 4.2.3, needs mcp>=2.3, and 2.0.0 is installed, which "
+        "verifiers 0.4.0 needs (mcp==2.0.0)\nhint: install the two in environments of their own"
+    )
+    assert require_extra("verifiers") == "0.4.0"
+
+
 def test_a_grader_s_package_may_be_another_s(install: Install) -> None:
     install("verifiers", "0.4.0", "openai<3")
     install("openai", "2.54.0")
@@ -96,6 +118,18 @@ def test_a_package_that_nothing_else_wants_is_to_be_installed(install: Install) 
             install("mcp", "2.0.0")
 
 
+def test_the_page_has_the_versions_that_are_taken() -> None:
+    page = Path(__file__).parent.parent / "docs" / "environments.md"
+    if not page.exists():
+        pytest.skip("no checkout")
+    rows = [line for line in page.read_text().splitlines() if "| `abut[" in line]
+    for name, extra in EXTRAS.items():
+        (row,) = [line for line in rows if f"`abut[{name}]`" in line]
+        oldest = extra.versions.partition(",")[0]
+        assert f"{extra.package}{oldest}" in row
+        assert row.endswith(f"| {'.'.join(map(str, extra.python))} |")
+
+
 def test_the_extras_of_the_wheel_bring_versions_that_are_taken() -> None:
     """Of verifiers abut also takes older ones, which bring old environments."""
     project = Path(__file__).parent.parent / "pyproject.toml"
@@ -103,4 +137,5 @@ def test_the_extras_of_the_wheel_bring_versions_that_are_taken() -> None:
         pytest.skip("no checkout")
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for name in EXTRAS.keys() & extras.keys() - {"verifiers"}:
-        assert f"{EXTRAS[name].package}{EXTRAS[name].versions}" in extras[name]
+        said = [one.partition(";")[0] for one in extras[name]]
+        assert f"{EXTRAS[name].package}{EXTRAS[name].versions}" in said

@@ -60,8 +60,9 @@ def require_extra(name: str) -> str:
             f"abut.{name} takes {extra.package}{extra.versions}, and {installed} is installed\n"
             f"hint: pip install 'abut[{name}]'"
         )
-    for package, specifier in _contested(extra.package):
-        check_beside(f"{extra.package} {installed}", package, specifier)
+    for by, package, specifier in _contested(extra.package):
+        through = "" if by == extra.package else f", by its {by} {_version(by)},"
+        check_beside(f"{extra.package} {installed}{through}", package, specifier)
     return installed
 
 
@@ -87,7 +88,7 @@ def check_beside(needing: str, package: str, specifier: str) -> None:
 
 def _other_side(package: str, specifier: str, installed: str | None) -> str:
     for other in EXTRAS.values():
-        for name, wanted in _contested(other.package):
+        for _, name, wanted in _contested(other.package):
             # It takes what is installed and we do not: the two cannot be in one environment.
             if name == package and installed is not None and _takes(wanted, installed):
                 return (
@@ -97,17 +98,30 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
     return f"\nhint: pip install '{package}{specifier}'"
 
 
-def _contested(package: str) -> Iterator[tuple[str, str]]:
-    """Yield the contested packages that an installed package needs, each with its versions."""
-    from packaging.requirements import Requirement
+def _contested(package: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the contested packages that an installed package needs, itself or by another one.
 
-    try:
-        needed = requires(package) or []
-    except PackageNotFoundError:
-        return
-    for one in map(Requirement, needed):
-        if one.name in _CONTESTED and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            yield one.name, str(one.specifier)
+    Each with the package that says so, and the versions.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    seen, found = {(package, "")}, [(package, "")]  # with an extra of it, or none
+    for by, extra in found:
+        try:
+            needed = requires(by) or []
+        except PackageNotFoundError:  # then pip has left it out, and its import will say so
+            continue
+        for one in map(Requirement, needed):
+            if one.marker is not None and not one.marker.evaluate({"extra": extra}):
+                continue
+            name = canonicalize_name(one.name)
+            if name in _CONTESTED:
+                yield by, name, str(one.specifier)
+                continue
+            new = {(name, of) for of in ("", *one.extras)} - seen
+            seen |= new
+            found += sorted(new)
 
 
 def _version(package: str) -> str | None:

@@ -294,6 +294,44 @@ def test_a_limit_of_an_agent_s_rollout_is_refused_for_environments(limit: str) -
     make_rollout_func({"talks": talks, "env": Vowels}, config=config)
 
 
+def test_metrics_have_the_rewards_of_each_environment(run: Any) -> None:
+    logs = [log for log in run.trainer.state.log_history if "loss" in log]
+    for log, output, prompts in zip(logs, run.outputs, run.prompts, strict=True):
+        rewards = output["env_reward"]
+        of_env = [r for r, prompt in zip(rewards, prompts, strict=True) if prompt == "p6"]
+        of_talks = [r for r, p in zip(rewards, prompts, strict=True) if p not in ("p5", "p6")]
+        for name, found in (("env", of_env), ("talks", of_talks)):
+            scored = [reward for reward in found if reward is not None]
+            assert log[f"rollout/reward/{name}/mean"] == pytest.approx(np.mean(scored))
+        assert log["rollout/reward/refused/mean"] is None  # none of them has a reward
+
+
+def test_an_environment_without_a_reward_is_logged_on_each_rank() -> None:
+    """TRL up to 1.12 hangs at a name that another rank lacks."""
+    names = ["duel", "math"]
+    ranks = [
+        [rollout_stats(a_rollout(reward=r), environment=name, environments=names)]
+        for name, r in (("math", 1.0), ("duel", None))
+    ]
+    every = [rewards_by_name(stats) for stats in ranks]
+    for stats in ranks:
+        logged: dict[str, float] = {}
+        note_rewards_by_name(stats, every)
+        log_rollout_metrics(stats, logged.__setitem__)
+        assert logged["rollout/reward/math/mean"] == 1.0
+        assert np.isnan(logged["rollout/reward/duel/mean"])
+
+
+def test_a_name_of_an_agent_that_is_an_environment_s_does_not_count_there() -> None:
+    rollout = a_rollout(reward=3.0, name="white", row_reward=1.0)
+    for names, expected in (
+        (["game"], {"game": [3.0], "white": [1.0]}),
+        (["white"], {"white": [3.0]}),
+    ):
+        stats = [rollout_stats(rollout, agents=True, environment=names[0], environments=names)]
+        assert rewards_by_name(stats) == expected
+
+
 def test_each_rank_logs_the_named_rewards_of_all() -> None:
     """TRL up to 1.12 hangs at a name that another rank lacks, and takes means of ranks' means."""
     ranks = [

@@ -154,7 +154,8 @@ def test_tools_are_called(tmp_path: Path) -> None:
             return None
         return [*call, hf_tokenizer.eos_token_id]
 
-    run = trained(tmp_path, "tools", "fine", "fine", says=says)
+    whole = RolloutConfig(retries=0, max_failed_frac=1.0)  # SHORT would cut the call
+    run = trained(tmp_path, "tools", "fine", "fine", says=says, config=whole)
     assert run.errors() == [None] * 4
     for rollout in run.played:
         assert len(rollout.turns) == 2

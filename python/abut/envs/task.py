@@ -98,6 +98,8 @@ class RolloutTask:
     step: int | None = None
     """The trainer's step, if there is a trainer."""
     mode: Literal["train", "eval"] = "train"
+    environment: str | None = None
+    """The name of its environment, where a dict of environments is trained."""
     removed_columns: Sequence[str] = ()
     """The columns that the trainer removed from the row, so that no environment can have them."""
     processor: PartsProcessor | None = None

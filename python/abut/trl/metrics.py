@@ -29,6 +29,8 @@ def rollout_stats(
     rollout: Rollout,
     *,
     agents: bool = False,
+    environment: str | None = None,
+    environments: Sequence[str] = (),
     tools: ToolCounts | None = None,
     trains_all: bool | None = False,
     teacher: bool = False,
@@ -38,6 +40,8 @@ def rollout_stats(
     Args:
         rollout: has ended.
         agents: whether any rollout of the batch could be an agent's; the same on all ranks.
+        environment: the name of its environment, where there is a dict of them.
+        environments: the names of all of them; the same on all ranks.
         tools: the calls of its environment. None if no environment of the batch has tools, which
             is the same on all ranks.
         trains_all: whether each conversation that was delivered is trained, or one of them; None:
@@ -65,6 +69,9 @@ def rollout_stats(
         **(of_agent if agents else {}),
         **of_tools,
         **(_of_teacher(rollout) if teacher else {}),
+        "environment": environment,
+        "environments": environments,
+        "reward": rollout.reward,
         "turns": len(rollout.turns),
         "sampled_tokens": rollout.sampled_tokens,
         "completion_tokens": len(rollout.columns.completion_ids) if rollout.columns else 0,
@@ -104,11 +111,17 @@ def named_rewards(rollout: Rollout) -> dict[str, float]:
 
 
 def rewards_by_name(stats: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the rewards of the rollouts that have one for a name, for each name."""
+    """Return the rewards of the rollouts that have one for a name, for each name.
+
+    A name is an environment's, of a dict of environments, or else one that an agent has given.
+    """
     rewards: dict[str, list[float]] = {}
     for row in stats:
-        for name, reward in row["named_rewards"].items():
-            rewards.setdefault(name, []).append(reward)
+        named = row.get("named_rewards", {}).items()
+        own = (row["environment"], row["reward"])
+        for name, reward in [own, *(pair for pair in named if pair[0] not in row["environments"])]:
+            if name is not None and reward is not None:
+                rewards.setdefault(name, []).append(reward)
     return rewards
 
 
@@ -210,6 +223,7 @@ def log_rollout_metrics(
         _log_teacher(stats, log_metric)
     if "branches" in stats[0]:
         _log_branches(stats, log_metric)
+    _log_rewards(stats, log_metric)
     reasons = Counter(row["stop_reason"] for row in stats)
     for reason in StopReason:
         log_metric(f"rollout/stop/{reason}", reasons[reason] / len(stats))
@@ -272,10 +286,19 @@ def _log_branches(
     auxiliary = sum(row["auxiliary_tokens"] for row in stats)
     sampled += sum(row["untrained_tokens"] for row in stats)
     log_metric("rollout/auxiliary_frac", auxiliary / sampled if sampled else math.nan)
-    by_name = stats[0].get("rewards_by_name")
-    for name, rewards in sorted((rewards_by_name(stats) if by_name is None else by_name).items()):
-        log_metric(f"rollout/reward/{name}/mean", statistics.fmean(rewards))
-        std = statistics.stdev(rewards) if len(rewards) > 1 else math.nan
-        log_metric(f"rollout/reward/{name}/std", std)
     unmet = sum(row["tool_choice_unmet"] for row in stats)
     log_metric("rollout/tool_choice_unmet", unmet / len(stats))
+
+
+def _log_rewards(
+    stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
+) -> None:
+    """Log the rewards of each environment of several, and of each name that an agent gave."""
+    noted = stats[0].get("rewards_by_name")
+    rewards = rewards_by_name(stats) if noted is None else noted
+    for name in sorted({*stats[0]["environments"], *rewards}):
+        found = rewards.get(name, ())
+        mean = statistics.fmean(found) if found else math.nan
+        std = statistics.stdev(found) if len(found) > 1 else math.nan
+        log_metric(f"rollout/reward/{name}/mean", mean)
+        log_metric(f"rollout/reward/{name}/std", std)

@@ -185,6 +185,7 @@ class RolloutFunc:
         self._end_batch()
         if self._tasks.route.agents:
             fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
+        if self._tasks.route.agents or self._tasks.route.is_by_name:
             stats = rows["rollout_stats"]
             by_name = gathered(trainer.accelerator, rewards_by_name(stats))
             note_rewards_by_name(stats, by_name)
@@ -250,6 +251,7 @@ class RolloutFunc:
             tasks,
             self._engine,
             agents=bool(route.agents),
+            environments=route.names,
             tools=has_tools(route.kinds),
             trains_all=self._trains_all if mode == "train" else None,
             teacher=finishing is not None,

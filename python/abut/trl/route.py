@@ -59,6 +59,11 @@ class EnvRoute:
         return self._named is not None
 
     @property
+    def names(self) -> list[str]:
+        """The names by which rows name environments; none if there is only one environment."""
+        return list(map(str, self._named or ()))
+
+    @property
     def kinds(self) -> list[EnvKind]:
         """All environments that rows can name."""
         return [self._only] if self._named is None else list(self._named.values())

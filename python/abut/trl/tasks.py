@@ -149,6 +149,7 @@ class Tasks:
     ) -> RolloutTask:
         messages, seed, row = self._start(prompt, dataset_row, where)
         columns = _joined(dataset_row, row) | {"prompt": prompt}
+        name = columns.get(ROUTE) if self.route.is_by_name else None
         source, columns = self.route.of_row(columns, where)
         if columns.get("seed") is not None:
             seed = str(columns["seed"])
@@ -158,6 +159,7 @@ class Tasks:
             seed=seed,
             episode_seed=_episode_seed(self._seed, drawn_by),
             columns=columns,
+            environment=None if name is None else str(name),
             run_id=self.run_id,
             **task,
         )

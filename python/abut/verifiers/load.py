@@ -70,10 +70,9 @@ def verifiers_env(
     }
     if not _is_v1(id_or_env, installed):
         _refuse(ours, f"is for verifiers 0.4, and {_shown(id_or_env)} is of the old API", "args=")
-        raise ImportError(
-            f"{_shown(id_or_env)} is an environment of the old API, which abut does not play yet\n"
-            "hint: pip install 'verifiers>=0.4', and an environment that is written for it"
-        )
+        from abut.verifiers.old_env import old_verifiers_env
+
+        return old_verifiers_env(id_or_env, args=args, name=name)
     what = f"is for load_environment of the old API, and {_shown(id_or_env)} is of verifiers 0.4"
     _refuse({"args": args}, what, "config=")
     from abut.verifiers.env_agent import VerifiersEnv

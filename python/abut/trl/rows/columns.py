@@ -41,6 +41,7 @@ def rows_of(
     engine: Engine,
     *,
     agents: bool = False,
+    environments: Sequence[str] = (),
     tools: bool = False,
     trains_all: bool | None = False,
     teacher: bool = False,
@@ -52,6 +53,7 @@ def rows_of(
         tasks: what they started from.
         engine: has played them.
         agents: whether any of the batch could be an agent's.
+        environments: the names of all environments, where there is a dict of them.
         tools: whether any of the batch could be of an environment with tools.
         trains_all: see `rollout_stats`.
         teacher: whether a teacher has scored the batch.
@@ -72,9 +74,15 @@ def rows_of(
         "measured": [is_measured(rollout) for rollout in rollouts],
         "rollout_stats": [
             rollout_stats(
-                rollout, agents=agents, tools=count, trains_all=trains_all, teacher=teacher
+                rollout,
+                agents=agents,
+                environment=task.environment,
+                environments=environments,
+                tools=count,
+                trains_all=trains_all,
+                teacher=teacher,
             )
-            for rollout, count in zip(rollouts, counts, strict=True)
+            for rollout, task, count in zip(rollouts, tasks, counts, strict=True)
         ],
         **({COMPLETIONS: [completion for _, completion in told]} if tools else {}),
         **_extras(rollouts),

@@ -257,6 +257,7 @@ class Delivery:
             tasks,
             self._engine,
             agents=bool(self._route.agents),
+            environments=self._route.names,
             tools=has_tools(self._route.kinds),
             trains_all=True,
             teacher=self._distillation is not None,
