@@ -187,6 +187,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 # Eval Protocol brings a hundred packages, and a pytest plugin that every run would load.
 .venv-eval-protocol/deps.stamp: tests/eval_protocol/requirements.txt
 $(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.stamp: tests/verifiers/%.txt
+.venv-verifiers/0.1.14/deps.stamp: tests/verifiers/override.txt
 .venv-harbor/deps.stamp: tests/harbor/requirements.txt
 .venv-harbor/deps.stamp: PYTHON = $(or $(PYTHON_312),$(error harbor needs Python 3.12, which is not here))
 .venv-inspect/deps.stamp: tests/inspect_ai/requirements.txt
