@@ -95,6 +95,7 @@ def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
         "max_requests": 256,
         "branch": None,
         "auxiliary": "train",
+        "streams": (),
         "max_calls": None,
         "max_rollout_tokens": None,
         "seed": 0,
