@@ -25,6 +25,7 @@ import abut.openenv
 import abut.samplers.trl_server
 import abut.samplers.vllm
 from abut.envs.task import RolloutTask
+from abut.evaluation import Evaluation
 from abut.nemo_gym import NemoGym
 from abut.ray import RayPool
 from abut.records.viewer.page import Page
@@ -205,6 +206,7 @@ def values() -> dict[str, Any]:
         "Content": abut.Content("a"),
         "Image": abut.Image.of(np.zeros((2, 3, 3), np.uint8)),
         "Scaffold": abut.Scaffold("a"),
+        "Evaluation": Evaluation.of([rollout], [{"prompt": "p"}], 1),
         "Rollout": rollout,
         "RolloutConfig": abut.RolloutConfig(max_turns=3),
         "RolloutTask": RolloutTask(0, "id", abut.gym.GymEnv(dict), NEXT, "seed", 1),

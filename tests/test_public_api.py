@@ -37,7 +37,7 @@ MODULES = {
     **{module.removeprefix("abut."): names for module, names in abut._MOVED.items()},
     "agents": ("ClaudeCode", "Codex", "HarnessResult"),
     "audit": ("Audit", "audit"),
-    "evaluation": ("PassAt",),
+    "evaluation": ("PassAt", "PlayInterrupted"),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
     "samplers": (
@@ -424,6 +424,7 @@ audit.Audit
   problems
 audit.audit(source, *, template=None, template_kwargs=None, roles=('user', 'tool'), fuzz=0, seed=0)
 evaluation.PassAt(counts)
+evaluation.PlayInterrupted(message, rollouts)
 eval_protocol.create_openenv_vllm_rollout_func(env_factory, prompt_builder, action_parser, \
 vllm_base_url='http://localhost:8000', vllm_model='Qwen/Qwen2.5-7B', max_steps=None, *, \
 completion_params=None, concurrency=None, processor_cls=None, processor_kwargs=None, \

@@ -16,13 +16,10 @@
     └── MissingExtraError (ImportError)  an optional dependency that is not installed
 
 Each is also the builtin exception that it stands for. Messages say what, where and both sides; a
-last line `hint: …` says what to do. `PlayInterrupted` is no failure, and so a `KeyboardInterrupt`
-alone.
+last line `hint: …` says what to do.
 """
 
 import traceback
-from collections.abc import Sequence
-from typing import Any
 
 
 class AbutError(Exception):
@@ -87,15 +84,6 @@ class TeacherError(AbutError, RuntimeError):
 
 class TeacherUnavailable(TeacherError, ConnectionError):
     """A teacher did not score a row in time, and may score the next."""
-
-
-class PlayInterrupted(KeyboardInterrupt):
-    """Ctrl-C while rollouts were played without a trainer."""
-
-    def __init__(self, message: str, rollouts: Sequence[Any]) -> None:
-        super().__init__(message)
-        self.rollouts = rollouts
-        """The `abut.Rollout`s that had ended, in order."""
 
 
 class MissingExtraError(AbutError, ImportError):

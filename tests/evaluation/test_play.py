@@ -16,7 +16,8 @@ import pytest
 
 import abut
 from abut.demo.model import ASSETS
-from abut.errors import EnvError, PlayInterrupted, SamplerError
+from abut.errors import EnvError, SamplerError
+from abut.evaluation import PlayInterrupted
 from abut.records import read_records
 from abut.samplers import SampleRequest, ScriptedReplies, ScriptedSampler
 from abut.samplers.settings import SamplingSettings

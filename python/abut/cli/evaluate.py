@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from abut.cli.command import Commands, positive
-from abut.errors import PlayInterrupted, printable
+from abut.errors import printable
 
 if TYPE_CHECKING:
     from abut.evaluation import Evaluation
@@ -212,7 +212,7 @@ def _evaluated(
     """Return the evaluation of a policy, whether it was interrupted, and the means of its rows."""
     from abut.evaluation.recorded import resumed, row_key
     from abut.evaluation.summary import Evaluation
-    from abut.evaluation.without_trainer import Plan
+    from abut.evaluation.without_trainer import Plan, PlayInterrupted
     from abut.records.read import read_records
 
     is_there = path is not None and path.exists()

@@ -1,6 +1,6 @@
 """Rollouts without a trainer: play environments and agents, and evaluate a policy by them."""
 
 from abut.evaluation.summary import Evaluation, PassAt
-from abut.evaluation.without_trainer import evaluate, play
+from abut.evaluation.without_trainer import PlayInterrupted, evaluate, play
 
-__all__ = ["Evaluation", "PassAt", "evaluate", "play"]
+__all__ = ["Evaluation", "PassAt", "PlayInterrupted", "evaluate", "play"]

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 
 from abut._native import Tokenizer
 from abut.envs.task import RolloutTask
-from abut.errors import PlayInterrupted
 from abut.evaluation.summary import Evaluation, FailedRollouts
 from abut.evaluation.text_policy import TextPolicy
 from abut.gateway.server.gateway import Gateway
@@ -47,6 +46,18 @@ from abut.trl.trainer_engine import (
 
 Rows: TypeAlias = Iterable[Mapping[str, Any]] | str | os.PathLike[str]
 """Rows of a dataset: dicts with a `prompt`, a `datasets.Dataset`, or the path of a JSONL file."""
+
+
+class PlayInterrupted(KeyboardInterrupt):
+    """Ctrl-C while rollouts were played.
+
+    Attributes:
+        rollouts: those that had ended, in order.
+    """
+
+    def __init__(self, message: str, rollouts: Sequence[Rollout]) -> None:
+        super().__init__(message)
+        self.rollouts = rollouts
 
 
 def play(
