@@ -3,6 +3,7 @@
 As in the tests of text, weights go by way of a file; all else is TRL's.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.kit.training.example_run import CPU
 from tests.kit.training.image_run import SHOWN, Squares, Watched
 from tests.kit.training.served_vision import Served, served
 from tests.kit.training.vision import own_logprobs
-from tests.kit.training.vllm_training import send
+from tests.kit.training.vllm_training import on_the_cpu, reload_weights, send, shut_down
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and vLLM among themselves
 
@@ -44,7 +45,9 @@ class Against(Watched):
 
 @pytest.fixture
 def qwen(tmp_path: Path) -> Served:
-    return served("qwen2_5_vl", tmp_path / "model")
+    one = served("qwen2_5_vl", tmp_path / "model")
+    one.model.name_or_path = str(one.folder)  # from which TRL makes its engine
+    return one
 
 
 def a_trainer(served: Served, out: Path, **args: Any) -> Any:
@@ -74,11 +77,17 @@ def a_trainer(served: Served, out: Path, **args: Any) -> Any:
     return trainer
 
 
-def check(trainer: Any) -> None:
+def check(trainer: Any, *, synced: bool = True) -> None:
     compared = trainer.compared
     assert {c.images for c in compared} == {0, 1, 2, 3}
     assert max(c.from_own for c in compared) < 1e-5
-    assert max(c.from_engine for c in compared) < 1e-5
+    of_steps = np.array_split([c.from_engine for c in compared], STEPS)
+    assert of_steps[0].max() < 1e-5
+    later = np.concatenate(of_steps[1:])
+    if synced:
+        assert later.max() < 1e-5
+    else:
+        assert min(step.max() for step in of_steps[1:]) > 1e-3
 
 
 def first_layer(served: Served) -> Any:
@@ -86,14 +95,18 @@ def first_layer(served: Served) -> Any:
     return weight.detach().clone()
 
 
-def test_rows_of_a_server(qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("synced", [True, False], ids=["synced", "without sync"])
+def test_rows_of_a_server(
+    qwen: Served, synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trl.generation.vllm_client import VLLMClient
 
     server = VLLMServer(qwen.folder).start()
     before = first_layer(qwen)
 
     def update(client: Any, metadata: Any, params: Any) -> None:
-        send(server, tmp_path, params)
+        if synced:
+            send(server, tmp_path, params)
 
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, **_: None)
     monkeypatch.setattr(VLLMClient, "update_named_params", update)
@@ -105,4 +118,25 @@ def test_rows_of_a_server(qwen: Served, tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         server.kill()
     assert not torch.equal(first_layer(qwen), before), "the vision tower learns"
+    check(trainer, synced=synced)
+
+
+def test_rows_of_an_engine_in_the_process(
+    qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trl.generation.vllm_generation as generation
+
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    monkeypatch.setattr(generation, "LLM", functools.partial(generation.LLM, **on_the_cpu()))
+    settings = {"vllm_mode": "colocate", "vllm_max_model_length": 1024}
+    trainer = a_trainer(qwen, tmp_path / "out", **settings)
+    generate = trainer.vllm_generation
+
+    def sync(_: Any) -> None:
+        reload_weights(generate.llm, generate._iter_named_params())
+
+    monkeypatch.setattr(generation.VLLMGeneration, "sync_weights", sync)
+    trainer.train()
+    shut_down(generate.llm)
     check(trainer)
