@@ -138,7 +138,8 @@ class DistillRun:
         def keep(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
             loss = compute_loss(model, inputs, *given, **named)
             kept = {name: v.clone() for name, v in inputs.items() if torch.is_tensor(v)}
-            state = {name: v.detach().clone() for name, v in model.state_dict().items()}
+            plain = self.trainer.accelerator.unwrap_model(model)
+            state = {name: v.detach().clone() for name, v in plain.state_dict().items()}
             self.steps.append(Step(kept, loss.item(), state, {}))
             return loss
 
