@@ -246,6 +246,28 @@ def _untrained(columns: Any) -> Any:
     )
 
 
+def test_a_row_whose_scores_were_lost_is_an_error(
+    tmp_path: Path, teacher_model: Any, monkeypatch: Any
+) -> None:
+    """Of every rank, before the next collective."""
+    run = RowsRun(tmp_path, three_rows, credit=ReverseKL(ModelTeacher(teacher_model)))
+    play = run.rollout_func._play
+
+    def forgetful(*args: Any) -> Any:
+        played, *rest = play(*args)
+        for turn in played[1][2].branches[0].turns:
+            turn.streams.clear()
+        return (played, *rest)
+
+    monkeypatch.setattr(run.rollout_func, "_play", forgetful)
+    with pytest.raises(RolloutError) as raised:
+        run.train()
+    assert (
+        "conversation 1: it is trained, and the teacher has not scored it\nhint: whatever"
+        in str(raised.value)
+    )
+
+
 def test_too_many_rollouts_without_scores_end_training(tmp_path: Path, teacher_model: Any) -> None:
     teacher = Failing(ModelTeacher(teacher_model), lambda ids: ids[1] < 15)
     run = RowsRun(tmp_path, three_rows, credit=ReverseKL(teacher))

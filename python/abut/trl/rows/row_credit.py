@@ -74,30 +74,36 @@ def advantages_of_rows(
     for k, j in batch.places:
         turns = scored[k].conversations[j].turns
         of_tokens = token_advantages(turns, found.advantages[first + k][j])
-        if isinstance(scoring.credit, ReverseKL) and len(of_tokens):
-            of_tokens = of_tokens - _penalties(scoring.credit, scoring, scored[k], k, j)
+        if isinstance(scoring.credit, ReverseKL) and len(of_tokens) and _has_reward(scored[k], j):
+            divergence = scoring.batch.conversations[k][j].reverse_kl
+            assert divergence is not None, "_check_scored has seen it"
+            of_tokens = of_tokens - scoring.credit.coef * divergence
         ends = np.cumsum([turn.tokens for turn in turns], dtype=np.intp)
         of_rows.of_turns.append([float(one.mean()) for one in np.split(of_tokens, ends)[:-1]])
         of_rows.of_tokens.append(of_tokens)
     return of_rows
 
 
-def _penalties(
-    credit: ReverseKL, scoring: RowScoring, scored: ScoredRollout, k: int, j: int
-) -> Floats:
-    """Return what the trained tokens of a row pay for their reverse KL; 0 if it has no reward.
+def _has_reward(rollout: ScoredRollout, conversation: int) -> bool:
+    own = rollout.conversations[conversation].reward
+    return own is not None or rollout.reward is not None
+
+
+def _check_scored(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
+    """Refuse rows of this rank that are trained and have no scores of the teacher.
 
     Raises:
-        RolloutError: the teacher has not scored the row.
+        RolloutError: names the rollout and the conversation.
     """
-    divergence = scoring.batch.conversations[k][j].reverse_kl
-    if divergence is None:
-        raise RolloutError(
-            f"rollout {scored.rollout_id!r}, conversation {j}: it is trained, and the teacher has "
-            "not scored it\nhint: leave Branch.turns and TurnRecord.streams as they were"
-        )
-    has_reward = scored.reward is not None or scored.conversations[j].reward is not None
-    return credit.coef * divergence * has_reward
+    for k, j in scoring.batch.places:
+        if not scored[k].conversations[j].turns:
+            continue
+        if scoring.batch.conversations[k][j].reverse_kl is None:
+            raise RolloutError(
+                f"rollout {scored[k].rollout_id!r}, conversation {j}: it is trained, and the "
+                "teacher has not scored it\n"
+                "hint: whatever changes rollouts must leave TurnRecord.streams as they are"
+            )
 
 
 def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
@@ -134,6 +140,8 @@ def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRol
     found, error = None, None
     try:
         _check_tokens(scoring, scored)
+        if isinstance(scoring.credit, ReverseKL):
+            _check_scored(scoring, scored)
         found = credited(
             turn_credit(scoring.credit),
             everywhere,
