@@ -1,6 +1,7 @@
 """Teachers: the scores are those of the model for exactly the ids of a row, or there are none."""
 
 import asyncio
+import gc
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -327,6 +328,29 @@ def test_equal_rows_that_wait_are_one_request(serve: Any, student: Student) -> N
 
     asyncio.run(ask())
     assert sorted(map(len, server.rows)) == [7, 8]
+
+
+def test_a_row_that_nobody_waits_for_any_more_may_fail(serve: Any, student: Student) -> None:
+    server = serve(delay_s=0.3)
+    teacher = VllmTeacher(server.url)
+    complaints: list[Any] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, it: complaints.append(it))
+        async with opened(teacher, student):
+            row = np.append(IDS, 600)  # which the server refuses, after a while
+            waiting = asyncio.create_task(score_row(teacher, row, AT, 3, "default"))
+            await asyncio.sleep(0)
+            (named,) = teacher._open.values()
+            while not named["default"].asked:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            while named["default"].asked:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
+    gc.collect()
+    assert complaints == []
 
 
 def test_no_more_rows_are_asked_for_at_once_than_may(serve: Any, student: Student) -> None:

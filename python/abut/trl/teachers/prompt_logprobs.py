@@ -46,7 +46,7 @@ def read_prompt_logprobs(
     wanted = iter(enumerate(positions.tolist()))
     number, position = next(wanted, (0, -1))
     count = 0
-    for count, said in enumerate(_positions(content.decode()), 1):
+    for count, said in enumerate(_positions(content.decode(errors="replace")), 1):
         if count - 1 != position:
             continue
         if said is not None:

@@ -96,8 +96,13 @@ class _Named:
         key = (ids.tobytes(), positions.tobytes(), top_k)
         if (task := self.asked.get(key)) is None:
             task = self.asked[key] = asyncio.create_task(self._score(ids, positions, top_k))
-            task.add_done_callback(lambda _: self.asked.pop(key))
+            task.add_done_callback(lambda done: self._forget(key, done))
         return await asyncio.shield(task)
+
+    def _forget(self, key: Any, task: "asyncio.Task[TeacherScores]") -> None:
+        del self.asked[key]
+        if not task.cancelled():
+            task.exception()  # whoever waited for it may have been cancelled meanwhile
 
     async def _score(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], top_k: int
