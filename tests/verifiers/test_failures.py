@@ -1,5 +1,6 @@
 """Episodes that fail, stop, or have no score: what becomes of their rollouts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,6 @@ def test_a_budget_that_is_used_up_ends_an_episode_with_its_score(tmp_path: Path)
         assert rollout.row_trained
 
 
-def test_an_environment_that_asks_on_after_the_budget_is_cut_short(tmp_path: Path) -> None:
-    rollout = played(tmp_path, "fine", max_completion_length=24)["fine"]
-    if rollout.error is None:  # two turns: the second has no room, and the environment ends then
-        assert rollout.stop_reason == "max_completion_tokens"
-
-
 def test_a_refused_call_of_one_seat_fails_the_episode(tmp_path: Path) -> None:
     """Both seats have rewards all the same, and the other one's trace is ok."""
     duel = verifiers_env("abut_duel", seats={"player1": {"sampling": {"logit_bias": {"5": 1}}}})
@@ -124,13 +119,22 @@ def test_a_refused_call_of_one_seat_fails_the_episode(tmp_path: Path) -> None:
             assert rollout.reward is None
 
 
-def test_no_rows_of_a_cut_episode_train(tmp_path: Path) -> None:
-    """The environment asks after its end: the limit of the run is why, so it is no failure."""
-    duel = verifiers_env("abut_duel")
-    config = RolloutConfig(max_turn_tokens=6, retries=0, max_failed_frac=1.0, max_calls=2)
-    run = EpisodeRun(duel, duel.dataset(1), tmp_path, config=config, per_device_train_batch_size=2)
-    run.train()
+def test_an_environment_that_asks_after_the_runs_limit_is_cut_short(tmp_path: Path) -> None:
+    """It raises, but the limit is why: nothing failed, and nothing has a score."""
+    rollout = played(tmp_path / "all", "asks on")["asks on"]
+    assert (rollout.error, rollout.reward, len(rollout.turns)) == (None, 0.75, 3)
+    rollout = played(tmp_path / "cut", "asks on", config=replace(SHORT, max_calls=1))["asks on"]
+    assert (rollout.error, rollout.reward, rollout.measured) == (None, None, False)
+    assert rollout.stop_reason == "max_calls"
+    assert [*rollout.names.values()] == ["agent"]
+    assert not rollout.row_trained
+
+
+def test_a_simulated_user_does_not_stand_for_a_rollout_without_a_score(tmp_path: Path) -> None:
+    """Even if it said more than the assistant, which was cut."""
+    helpdesk = verifiers_env("abut_sums", env="user-sim", config={"user": {"max_turns": 3}})
+    config = replace(SHORT, max_calls=2)
+    run = EpisodeRun(helpdesk, helpdesk.dataset(2), tmp_path, config=config).train()
     for rollout in run.played:
-        assert rollout.error is None
-        assert rollout.stop_reason == "max_calls"
-    assert SHORT.max_calls is None
+        assert rollout.name == "assistant"
+        assert {one.name for one in rollout.branches} == {"user"}

@@ -37,10 +37,18 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_it_serves_once_for_all_batches(tmp_path: Path, served: list[str]) -> None:
     sums = verifiers_env("abut_sums")
-    run = EpisodeRun(sums, sums.dataset(), tmp_path, max_steps=3, learning_rate=1e-3)
+    # Many at once: the connections of verifiers' one pool stay open when a rollout ends.
+    run = EpisodeRun(
+        sums,
+        sums.dataset(),
+        tmp_path,
+        max_steps=3,
+        learning_rate=1e-3,
+        per_device_train_batch_size=16,
+    )
     run.train(stop=False)
     assert len(run.outputs) == 3
-    assert run.errors() == [None] * 12
+    assert run.errors() == [None] * 48
     assert served == ["begins"]
     run.stop()
     assert eventually(lambda: served == ["begins", "ends"])

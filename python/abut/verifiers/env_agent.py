@@ -1,29 +1,37 @@
 """An environment of verifiers as an agent: verifiers plays an episode, the gateway its rows.
 
 Invariant: a rollout is one episode. Each trace of it is a session of the gateway, so the calls of
-two traces are never one conversation.
+two traces are never one conversation. Episodes play on a thread that lasts as long as the serving:
+Linux kills verifiers' servers of tools when the thread that started them ends, and the loops of
+other agents have no thread between two batches.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from abut._native import Tokenizer
 from abut.agents.dataset_agent import Serving
 from abut.agents.protocol import AgentResult, Endpoint
+from abut.concurrency.threads import THREADS
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError
 from abut.gateway.ledger.row import limit_of
 from abut.gateway.server.gateway import Gateway
 from abut.pickling import stays
+from abut.rollout.env_loops import EnvLoops
 from abut.rollout.rollout import Rollout, StopReason
 from abut.verifiers.episode_result import cut_short, failure_of, result_of
 from abut.verifiers.seats import policy_seats, untrainable_seats
 from abut.verifiers.task_rows import TaskRows, has_images, row_id
 
+T = TypeVar("T")
+
 _KEY_VARIABLE = "ABUT_VERIFIERS_API_KEY"
+_CLOSE_LOOP_S = 2.0
 
 
 @stays(
@@ -59,7 +67,10 @@ class VerifiersEnv:
         self._rows = TaskRows(env.taskset, name)
         self._first_image: str | None = None
         self._serving = Serving(env.serving, name)
+        self._loops = EnvLoops()
         self._gateway: Gateway | None = None
+        self._fixed: Collection[str] | None = None
+        """The seats that the environment never trains; None: not known yet."""
         self._trained: Collection[str] = ()
         self._takes_one_row = False
 
@@ -95,10 +106,9 @@ class VerifiersEnv:
         self._gateway = gateway
         self._check_images(self._first_image, EnvError)
         os.environ[_key_variable(gateway.key)] = gateway.key
-        await self._serving.started()
+        await self._on_own_thread(self._serve)
         seats = [seat for seat in self._seats if seat in (self._train or self._seats)]
-        fixed = await self._untrainable(seats)
-        self._trained = [seat for seat in seats if seat not in fixed]
+        self._trained = [seat for seat in seats if seat not in (self._fixed or ())]
         self._takes_one_row = gateway.registry.branch not in ("all", None)
         if not self._trained:
             raise EnvError(
@@ -121,15 +131,24 @@ class VerifiersEnv:
             UnplayableRow: the row has no task, or images that the model does not take.
             EnvError: the episode is not ok.
         """
+        vf_task = self._rows.task_of(task)
+        self._check_images(row_id(vf_task) if has_images(vf_task) else None, UnplayableRow)
+        minted: list[Any] = []
+        episode = await self._on_own_thread(lambda: self._episode(endpoint, vf_task, minted))
+        if episode.ok:
+            return result_of(episode, minted, name=self.name, trained=self._trained)
+        if await self._limit_of(endpoint.rollout_id) is not None:
+            return cut_short(minted, self._trained)
+        raise failure_of(episode, self.name)
+
+    async def _episode(self, endpoint: Endpoint, vf_task: Any, minted: list[Any]) -> Any:
+        """Play an episode; its traces are appended to `minted` as they begin."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
         from verifiers.v1.types import SamplingConfig
 
         gateway = self._gateway
         assert gateway is not None
-        vf_task = self._rows.task_of(task)
-        self._check_images(row_id(vf_task) if has_images(vf_task) else None, UnplayableRow)
-        # Once more: after a loop was lost, attempts run on another one.
-        await self._serving.started()
+        await self._serving.started()  # anew, if something blocks the loop that it was on
         sampling = {key: value for key, value in gateway.sampling.items() if value is not None}
         # One client for all rollouts, because verifiers keeps one for each configuration until the
         # serving ends. So the rollout's name is in the model's.
@@ -140,13 +159,7 @@ class VerifiersEnv:
             ),
             sampling=SamplingConfig(**sampling),
         )
-        minted: list[Any] = []
-        episode = await self._env.run_episode(vf_task, context, on_trace=minted.append)
-        if episode.ok:
-            return result_of(episode, minted, name=self.name, trained=self._trained)
-        if await self._limit_of(endpoint.rollout_id) is not None:
-            return cut_short(minted, self._trained)
-        raise failure_of(episode, self.name)
+        return await self._env.run_episode(vf_task, context, on_trace=minted.append)
 
     async def settle(
         self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Tokenizer
@@ -162,13 +175,19 @@ class VerifiersEnv:
 
     async def close(self) -> None:
         """End the servers of tools and what else serves the run."""
-        await self._serving.close()
+        await self._on_own_thread(self._serving.close)
+        await THREADS.ask(lambda: self._loops.close(_CLOSE_LOOP_S))
 
-    async def _untrainable(self, seats: Sequence[str]) -> set[str]:
-        try:
-            return await untrainable_seats(self._env, seats)
-        except Exception:  # `Env.setup` fails: each episode says so
-            return set()
+    async def _on_own_thread(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        loop = self._loops.of(type(self), self.name, is_agent=True)
+        return await loop.call(type(self), self.name, call).future
+
+    async def _serve(self) -> None:
+        """Serve, and find the seats that the environment never trains."""
+        await self._serving.started()
+        if self._fixed is None:
+            with suppress(Exception):  # if `Env.setup` fails, each episode says so
+                self._fixed = await untrainable_seats(self._env, self._seats)
 
     async def _limit_of(self, endpoint_id: str) -> StopReason | None:
         """Return the limit of the run by which a rollout's calls were refused or cut."""

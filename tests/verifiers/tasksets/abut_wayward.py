@@ -41,6 +41,7 @@ class WaywardEnv(vf.SingleAgentEnv):
             again = await talk.turn("two")
             if kind == "stop again":
                 assert again.terminated
+            if kind in ("stop again", "asks on"):
                 await talk.turn("three")
         if kind == "finalize":
             talk.trace.record_metric("played", 1.0)
@@ -68,6 +69,7 @@ class WaywardTaskset(vf.Taskset[WaywardTask, vf.TasksetConfig]):
         "empty",
         "stop",
         "stop again",
+        "asks on",
         "slow",
     )
 
