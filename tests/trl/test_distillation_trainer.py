@@ -27,7 +27,7 @@ from abut.trl.rows.main_rows import with_main_rows  # noqa: E402
 from tests.kit.stage.rollouts import Talk  # noqa: E402
 from tests.kit.training.example_run import CPU  # noqa: E402
 from tests.kit.training.row_cases import WORST  # noqa: E402
-from tests.kit.training.row_oracle import flat_gradient, relative_error  # noqa: E402
+from tests.kit.training.row_oracle import divergences, flat_gradient, relative_error  # noqa: E402
 from tests.kit.training.scripted_rows import (  # noqa: E402
     Scripted,
     branching,
@@ -130,24 +130,6 @@ class Distilled:
     def train(self) -> "Distilled":
         self.trainer.train()
         return self
-
-
-def divergences(student: Any, teacher: Any, columns: Columns, beta: float, sampled: int = 1) -> Any:
-    """`(n,)` float64: of each token whose mask is `sampled`, over the whole vocabulary."""
-    ids = torch.tensor([[*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]])
-    start = len(columns.prompt_ids)
-    mask = torch.tensor(columns.env_mask.tolist()) == sampled
-    ours = student(input_ids=ids).logits[0, start - 1 : -1][mask].double().log_softmax(-1)
-    with torch.no_grad():
-        theirs = teacher(input_ids=ids).logits[0, start - 1 : -1][mask].double().log_softmax(-1)
-
-    def kl(left: Any, right: Any) -> Any:
-        return (left.exp() * (left - right)).sum(-1)
-
-    if beta in (0, 1):
-        return kl(theirs, ours) if beta == 0 else kl(ours, theirs)
-    mixed = ((1 - beta) * ours.exp() + beta * theirs.exp()).log()
-    return beta * kl(theirs, mixed) + (1 - beta) * kl(ours, mixed)
 
 
 def check(run: Distilled, beta: float, rows: list[Columns]) -> None:
@@ -328,3 +310,17 @@ def test_the_class_is_trls_with_the_mixin() -> None:
     made = abut.trl.DistillationTrainer
     assert made.__mro__[1:3] == (MainRows, trl.DistillationTrainer)
     assert made is abut.trl.DistillationTrainer
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    """Their rollouts have different numbers of turns, so of tokens as well."""
+    from tests.kit.training.ranks import run_ranks
+
+    ranks = run_ranks("distilled", tmp_path)
+    assert ranks[0]["tokens"] != ranks[1]["tokens"]
+    for rank in ranks:
+        assert rank["model"] == "DistributedDataParallel"
+        assert rank["error"] < WORST
+        assert rank["control"] > 0.01, "a mean of the ranks' means is another one"
+        assert rank["mean_length"] == sum(each["tokens"] for each in ranks) / 8

@@ -89,6 +89,24 @@ def logprobs_of(model: Any, columns: Columns) -> Any:
     return logprobs[torch.tensor(columns.env_mask.tolist(), dtype=torch.bool)]
 
 
+def divergences(student: Any, teacher: Any, columns: Columns, beta: float, sampled: int = 1) -> Any:
+    """`(n,)` float64: of each token whose mask is `sampled`, over the whole vocabulary."""
+    ids = torch.tensor([[*columns.prompt_ids.tolist(), *columns.completion_ids.tolist()]])
+    start = len(columns.prompt_ids)
+    mask = torch.tensor(columns.env_mask.tolist()) == sampled
+    ours = student(input_ids=ids).logits[0, start - 1 : -1][mask].double().log_softmax(-1)
+    with torch.no_grad():
+        theirs = teacher(input_ids=ids).logits[0, start - 1 : -1][mask].double().log_softmax(-1)
+
+    def kl(left: Any, right: Any) -> Any:
+        return (left.exp() * (left - right)).sum(-1)
+
+    if beta in (0, 1):
+        return kl(theirs, ours) if beta == 0 else kl(ours, theirs)
+    mixed = ((1 - beta) * ours.exp() + beta * theirs.exp()).log()
+    return beta * kl(theirs, mixed) + (1 - beta) * kl(ours, mixed)
+
+
 def token_losses(loss: Loss, model: Any, columns: Columns, advantage: Any) -> Any:
     """Return the loss of each trained token of a row, `(n,)`."""
     now = logprobs_of(model, columns)
