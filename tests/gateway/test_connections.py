@@ -180,7 +180,7 @@ def test_a_connection_with_another_rollout_s_request_is_not_touched(
         assert asked.wait(60)
         gateway.end("a")
         passed = gateway.registry.connections.ticks
-        assert eventually(lambda: gateway.registry.connections.ticks > passed + 100)
+        assert eventually(lambda: gateway.registry.connections.ticks > passed + IDLE_TICKS + 20)
         goes_on.set()
         answer = client.answer()
         assert answer is not None
@@ -229,11 +229,11 @@ def test_a_pool_with_the_run_s_key_loses_no_connection_between_rollouts(
         httpx.Client(limits=limits, timeout=60) as pool,
     ):
         connections = gateway.registry.connections
-        for rollout in map(str, range(20)):
+        for rollout in map(str, range(5)):
             headers = {"Authorization": f"Bearer {gateway.key}", "x-abut-rollout": rollout}
             url = gateway.base_url + "/chat/completions"
             assert pool.post(url, json=BODY, headers=headers).status_code == 200
             gateway.end(rollout)
             passed = connections.ticks
-            assert eventually(lambda passed=passed: connections.ticks > passed + 2 * IDLE_TICKS)
+            assert eventually(lambda passed=passed: connections.ticks > passed + IDLE_TICKS + 20)
             assert len(connections) == 1

@@ -4,6 +4,7 @@ Invariant: an agent never sees tokens and the policy never sees the agent; betwe
 the gateway, which keeps what was said exact to the token.
 """
 
+from abut.agents.dataset_agent import Serving
 from abut.agents.function_agent import agent
 from abut.agents.harness import ClaudeCode, Codex, HarnessResult
 from abut.agents.protocol import Agent, AgentResult, Endpoint
@@ -16,6 +17,7 @@ __all__ = [
     "Codex",
     "Endpoint",
     "HarnessResult",
+    "Serving",
     "UnplayableRow",
     "agent",
 ]

@@ -19,8 +19,9 @@ TICK_S = 1.0
 # Time is counted in ticks of the loop: where the loop stands still, a client's bytes wait in the
 # kernel, and a stall of any length is one tick.
 HEADERS_TICKS = 10
-# httpx keeps an idle connection for 5 seconds, aiohttp for 15.
-IDLE_TICKS = 20
+# httpx keeps an idle connection for 5 seconds, aiohttp for 15, litellm for 120. A client whose loop
+# is busy, or stands still between two batches, sees only later that we have closed one.
+IDLE_TICKS = 150
 _BACKLOG = 4096
 # Longer than clients keep a connection that nothing comes over.
 _KEEPALIVE_S = 620.0
