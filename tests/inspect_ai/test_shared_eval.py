@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ pytest.importorskip("inspect_ai")
 from inspect_ai import eval_async
 from inspect_ai.log import read_eval_log
 
+from abut import evaluate
 from abut.envs.signatures import UnplayableRow
 from abut.errors import SamplerError
 from abut.inspect_ai import inspect_task
+from abut.samplers import ScriptedReplies
 from tests.kit.stage.inspect_tasks import does, gives, play_tasks, sums
 
 
@@ -140,6 +143,25 @@ def test_each_batch_has_an_eval_and_a_log_of_its_own(stage: Stage, logs: Path) -
         }
         for number in (1, 2)
     ]
+
+
+def test_a_task_is_evaluated_without_a_trainer(hf_tokenizer: Any) -> None:
+    agent = inspect_task(sums(), log_dir=None)
+    sampler = ScriptedReplies(["4"])
+    result = evaluate(agent, agent.dataset(), sampler=sampler, tokenizer=hf_tokenizer, k=2)
+    assert result.rewards.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_the_level_of_the_users_log_stays(stage: Stage) -> None:
+    root = logging.getLogger()
+    before = root.level
+    try:
+        for level in (logging.DEBUG, logging.ERROR):
+            root.setLevel(level)
+            play_tasks(stage, inspect_task(sums(), log_dir=None, limit=1), generations=1)
+            assert root.level == level
+    finally:
+        root.setLevel(before)
 
 
 def test_no_log_is_kept_unless_a_folder_is_named(

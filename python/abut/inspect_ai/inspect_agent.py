@@ -6,10 +6,12 @@ failed rollout; one that a limit has ended is scored, as in Inspect.
 
 import asyncio
 import copy
+import importlib
 import json
 import math
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from abut.agents.dataset_agent import (
@@ -23,6 +25,7 @@ from abut.agents.dataset_agent import (
     row_text,
 )
 from abut.agents.protocol import AgentResult, Endpoint
+from abut.concurrency.threads import THREADS
 from abut.envs.foreign import placed
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -175,6 +178,8 @@ class InspectTask:
         Raises:
             EnvError: a sample has an image, and the policy takes none.
         """
+        # On a thread, because these imports take seconds, and all rollouts share the event loop.
+        await THREADS.ask(_import_eval)
         from abut.inspect_ai.policy_api import new_session
 
         if self._batch is not None:  # it was interrupted
@@ -316,6 +321,13 @@ class _InspectBatch:
         if self.eval is not None and self.feed is not None:
             await self.eval.leave(self.feed)
         await self.session.close()
+
+
+def _import_eval() -> None:
+    """Import what an eval needs: Inspect imports the largest part when the first one begins."""
+    importlib.import_module("abut.inspect_ai.shared_eval")
+    with suppress(ImportError):
+        importlib.import_module("inspect_ai.agent._acp.server")
 
 
 def _named(info: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -187,6 +187,7 @@ class SharedEval:
             task = make_task()
             if self._context is None:
                 init_display_type("none")  # the process's, which INSPECT_DISPLAY sets only once
+                level = logging.getLogger().level
                 self._eval = self.loop.create_task(self._run(task))
             else:
                 self._context.run(enqueue_task, task)
@@ -195,7 +196,10 @@ class SharedEval:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not feed.ready.done():
                 raise UnplayableRow(f"{feed.key[0]} cannot begin: {self._why_ended(feed)}")
-            self._context = self._context or feed.ready.result()
+            if self._context is None:
+                self._context = feed.ready.result()
+                # Inspect has set it to its own, which would silence what users log.
+                logging.getLogger().setLevel(level)
 
     async def leave(self, feed: TaskFeed) -> None:
         """End a task, and the eval with the last one; returns when the logs are written."""
@@ -299,6 +303,11 @@ async def claim_eval(feed: TaskFeed, folder: LogFolder, model: Model) -> SharedE
         if not running.is_over:
             break
         await running.end(_CANCEL_S)  # its batch was interrupted
+        if not running.has_ended:
+            raise UnplayableRow(
+                f"{feed.key[0]} cannot begin: the eval of the batch before does not end\n"
+                "hint: a tool or solver of it may ignore that it is cancelled"
+            )
     if running.folder != folder:
         raise UnplayableRow(
             f"{feed.key[0]} cannot begin: it logs to {folder.path}, and another task of the batch "
