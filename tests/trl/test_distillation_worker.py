@@ -432,6 +432,7 @@ def test_without_a_teacher_the_servers_of_the_trainer_are_asked(
         train_dataset=ROWS.add_column("teacher_id", ["math", "code"] * 4),
         processing_class=hf_tokenizer,
     )
+    assert worker._args.ignore_data_skip, "a resumed run throws no rows away"
     teacher = worker._distillation._teacher
     assert teacher.names == ("math", "code")
     assert [address.url for address in teacher.addresses["code"]] == ["http://b:2"]

@@ -209,6 +209,9 @@ def make_distillation_worker(
         distillation=Distillation(teacher, args, train_dataset, tokenizer),
     )
     _count_rows(args, train_dataset, rollouts_per_prompt, has_agents=bool(arguments.route.agents))
+    # Else a resumed run takes as many rows as were trained before and throws them away. From 1.14
+    # on TRL sets it itself.
+    args.ignore_data_skip = True
     return worker
 
 
