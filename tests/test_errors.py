@@ -63,6 +63,7 @@ def test_the_tree_is_complete() -> None:
         ({"step_timeout_s": 0}, "step_timeout_s=0: must be more than 0 seconds"),
         ({"turn_timeout_s": 0}, "turn_timeout_s=0: must be more than 0 seconds"),
         ({"rollout_timeout_s": -1}, "rollout_timeout_s=-1: must be more than 0 seconds"),
+        ({"log_every_s": 0}, "log_every_s=0: must be more than 0 seconds, or None"),
         ({"retries": -1}, "retries=-1: must be 0 or more"),
         ({"max_failed_frac": 1.5}, "max_failed_frac=1.5: must be between 0 and 1"),
         ({"on_failure": "ignore"}, "on_failure='ignore': must be 'unscored', 'zero' or 'raise'"),
@@ -98,6 +99,7 @@ def test_each_setting_has_a_help_text_and_the_default_of_the_design() -> None:
         "streams": (),
         "max_calls": None,
         "max_rollout_tokens": None,
+        "log_every_s": None,
         "seed": 0,
     }
 

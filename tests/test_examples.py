@@ -38,6 +38,7 @@ TRAINING = [
     "find_square_cpu.py",
     "wordle_cpu.py",
     "wordle_grpo.py",
+    "wordle_rewards_cpu.py",
 ]
 
 
@@ -114,6 +115,21 @@ def test_the_small_model_plays_words(trains: Any, tmp_path: Path, capsys: Any) -
     assert logged["rollout/error_frac"] == 0
     assert asked["per_device_train_batch_size"] == 64
     assert capsys.readouterr().out.endswith(f"step    1: mean reward {logged['reward']:.3f}\n")
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+def test_the_small_model_plays_words_for_three_rewards(
+    trains: Any, tmp_path: Path, capsys: Any
+) -> None:
+    trainer, _ = trains("wordle_rewards_cpu.py", "--max-steps", "1", disable_tqdm=True)
+    logged = trainer.state.log_history[0]
+    env, position, format = (
+        logged[f"rewards/{name}_reward/mean"] for name in ("env", "position", "format")
+    )
+    assert 0 < format < 1
+    assert logged["game/format"] == pytest.approx(format)
+    assert logged["reward"] == pytest.approx(env + 0.5 * position + 0.2 * format)
+    assert f"step    1: env {env:.3f} position {position:.3f}" in capsys.readouterr().out
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 

@@ -246,6 +246,7 @@ RolloutConfig
   branch = None
   auxiliary = 'train'
   streams = ()
+  log_every_s = None
   seed = 0
   max_env_turns
 RolloutError(AbutError, RuntimeError)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from abut.envs.attributes import env_alive, env_reward_value
 from abut.envs.foreign import close_env
-from abut.envs.guarded import check_reply, env_alive, env_reward_value, is_async, make_env
+from abut.envs.guarded import check_reply, is_async, make_env
 from abut.envs.signatures import accepted_keywords, check_env_factory
 from abut.errors import EnvError
 from abut.template.processor import ChatTemplateProcessor

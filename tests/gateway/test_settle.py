@@ -11,7 +11,7 @@ from abut import AgentResult, agent
 from abut.trl import make_rollout_func
 from abut.trl.metrics import log_extra_metrics
 from abut.trl.ranks import of_all_ranks
-from abut.trl.rows.columns import fill_metrics
+from abut.trl.rows.columns import fill_extras
 from tests.kit.stage.agents import Client, play_agents, user
 from tests.kit.stage.rollouts import Stage
 from tests.kit.training.trl_run import a_trainer
@@ -136,6 +136,6 @@ def test_a_metric_of_another_rank_is_a_column_here_too(monkeypatch: pytest.Monke
     monkeypatch.setattr(accelerate.utils, "gather_object", lambda own: [*own, "eval/theirs"])
     names = of_all_ranks(SimpleNamespace(num_processes=2), ["eval/ours"])
     rows: dict[str, list[Any]] = {"rollout_id": ["a", "b"], "eval/ours": [1.0, 2.0]}
-    fill_metrics(rows, names)
+    fill_extras(rows, names)
     assert rows["eval/theirs"] == [None, None]
     assert rows["eval/ours"] == [1.0, 2.0]

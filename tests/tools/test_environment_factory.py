@@ -238,7 +238,10 @@ def test_the_same_words_give_the_rows_of_trls_own_loop(both: Both) -> None:
     ours = both.play(columns=False, rollout_func=rollout_func, reward_funcs=reward_func)
 
     assert said == theirs.generated[3]
+    by_tool = {name: metrics.pop(name) for name in list(metrics) if name.count("/") == 2}
     assert metrics == pytest.approx(dict(theirs.metrics))  # TRL divides in float32
+    assert sum(v for name, v in by_tool.items() if "call_frequency" in name) <= 12 / 6
+    assert "tools/failure_frequency/guess" in by_tool
     assert metrics["tools/call_frequency"] == 12 / 6
     assert metrics["tools/failure_frequency"] == 4 / 12
     assert ours.prompt_ids == theirs.prompt_ids

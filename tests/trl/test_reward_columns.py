@@ -214,6 +214,21 @@ def test_the_first_exception_of_a_tool_is_logged_and_all_are_counted(
     scores(trainer, columns, log_metric=logged.__setitem__)
     assert logged["tools/call_frequency"] == 2
     assert logged["tools/failure_frequency"] == 0.5
+    by_tool = {name: value for name, value in logged.items() if name.count("/") == 2}
+    assert {
+        name: by_tool[f"tools/{name}"]
+        for name in (
+            "call_frequency/alarmed",
+            "call_frequency/look",
+            "failure_frequency/alarmed",
+            "failure_frequency/look",
+        )
+    } == {
+        "call_frequency/alarmed": 1,
+        "call_frequency/look": 1,
+        "failure_frequency/alarmed": 1,
+        "failure_frequency/look": 0,
+    }
 
 
 def test_a_rollout_knows_the_tools_that_its_prompt_showed(with_tools: Any) -> None:

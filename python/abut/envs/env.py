@@ -35,6 +35,11 @@ class Env(Protocol):
 
     An environment that scores whole episodes has `score_episode(messages)`: called once after the
     last step, whatever ended the episode, with all its messages, to set `reward`.
+
+    An environment with more to say than one number has `extras`, a dict of numbers, texts and None
+    by name, which abut reads after `reset`, each step and `score_episode`; the last reading counts.
+    Reward functions get them as columns, `Rollout.extras` and records keep them, and if a name has
+    a slash, abut logs the mean of its numbers.
     """
 
     reward: float

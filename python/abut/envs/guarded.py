@@ -6,10 +6,18 @@ on which thread or loop this code runs, and looks at the environment only there.
 """
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from abut.envs.attributes import (
+    Extras,
+    env_alive,
+    env_attribute,
+    env_extras,
+    env_reward_value,
+    shape_of,
+)
 from abut.envs.env import AsyncEnv, Env, EnvLoop, LoopBound, Reply
 from abut.envs.foreign import lent_by, placed, placed_in, raised_by_env
 from abut.envs.signatures import UnplayableRow, accepted_keywords, check_removed, lacks_column
@@ -40,6 +48,7 @@ class EnvState(NamedTuple):
     """NaN stays NaN, so that whoever plays the episode can warn of it."""
     scores_episode: bool
     """True if it has `score_episode`, which gets the whole episode at its end."""
+    extras: Extras = MappingProxyType({})
 
 
 async def _as_it_is(awaiting: Callable[[], Awaitable[Any]]) -> Any:
@@ -54,11 +63,13 @@ class GuardedEnv:
 
     Attributes:
         env: the user's object; None until it was made or lent.
+        extras: those that it had after its last call.
     """
 
     def __init__(self, task: RolloutTask) -> None:
         self._task = task
         self.env: Any = None
+        self.extras: Extras = {}
 
     def name_of(self, method: str) -> str:
         """Return the name of a method in errors."""
@@ -126,6 +137,7 @@ class GuardedEnv:
                 f"{type(self.env).__name__}.alive is False after reset\nhint: reset must set "
                 "alive to True, also on an environment that was used before",
             )
+        self.extras = env_extras(self.env)
         return reply
 
     def said(self, method: str, returned: Any) -> EnvState:
@@ -149,7 +161,9 @@ class GuardedEnv:
     def _state(self, reply: Reply) -> EnvState:
         reward = env_reward_value(self.env)
         scores = env_attribute(self.env, "score_episode") is not None
-        return EnvState(reply, env_alive(self.env), reward, scores)
+        alive = env_alive(self.env)
+        self.extras = env_extras(self.env)
+        return EnvState(reply, alive, reward, scores, self.extras)
 
     def _raised(self, method: str, error: BaseException) -> Exception:
         if isinstance(error, UnplayableRow):
@@ -195,18 +209,6 @@ def own_loop(env: Any) -> EnvLoop | None:
     return env.loop if issubclass(type(env), LoopBound) else None
 
 
-def env_attribute(env: Any, name: str) -> Any:
-    """Return an attribute of an env, None where it has none.
-
-    Raises:
-        EnvError: to look at it raises.
-    """
-    try:
-        return getattr(env, name, None)
-    except BaseException as error:  # a property, or `__getattr__`
-        raise raised_by_env(f"{type(env).__name__}.{name}", error) from error
-
-
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
     """Return `(env, reply)` as it was returned, or say what is wrong with it.
 
@@ -220,7 +222,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         if isinstance(returned, tuple) and len(returned) == 5:
             hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
         raise placed_in(
-            env, method, f"{name} must return (env, reply), got {_shape(returned)}", hint
+            env, method, f"{name} must return (env, reply), got {shape_of(returned)}", hint
         )
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
@@ -282,52 +284,6 @@ def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
     )
 
 
-def env_alive(env: Any) -> bool:
-    """Return True while the environment goes on.
-
-    Raises:
-        EnvError: the env cannot say.
-    """
-    alive = env_attribute(env, "alive")
-    if alive is not None and not callable(alive):
-        try:
-            return bool(alive)
-        except BaseException as error:  # an array of several values
-            raise raised_by_env(f"{type(env).__name__}.alive", error) from error
-    raise placed_in(
-        env,
-        "step",
-        f"{type(env).__name__}.alive must be True or False, got {_shape(alive)}",
-        "set it in reset and step; a method needs @property",
-    )
-
-
-def env_reward_value(env: Any) -> float | None:
-    """Return the env's reward; None and NaN are no score.
-
-    Raises:
-        EnvError: the reward is no number, or infinite.
-    """
-    reward = env_attribute(env, "reward")
-    if reward is None:
-        return None
-    try:
-        value = float(reward)
-    except OverflowError:
-        value = math.inf
-    except BaseException:
-        what = f"{type(env).__name__}.reward must be a number or None, got {_shape(reward)}"
-        raise placed_in(env, "step", what) from None
-    if math.isinf(value):
-        raise placed_in(
-            env,
-            "step",
-            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
-            "set it to None for an episode without a score",
-        )
-    return value
-
-
 def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
     for method in ("reset", "step"):
         if not (_has(env, method) and callable(getattr(env, method))):
@@ -359,10 +315,10 @@ def _no_reply(name: str, reply: Any) -> tuple[str, str]:
                 said = f"message {number} of the reply of {name} has no content"
                 return said, 'a message is {"role": "tool", "content": "text"}; "" says nothing'
             if not _is_message(message):
-                content = _shape(message["content"])
+                content = shape_of(message["content"])
                 said = f"message {number} of the reply of {name} must have text, got {content}"
                 return said, "json.dumps(value) makes a text of it"
-    said = f"{name} must reply with a str or a list of messages, got {_shape(reply)}"
+    said = f"{name} must reply with a str or a list of messages, got {shape_of(reply)}"
     if isinstance(reply, dict) and "role" in reply:
         return said, "a single message needs a list around it: return self, [message]"
     if isinstance(reply, dict | list):
@@ -383,12 +339,3 @@ def _is_message(message: Any) -> bool:
 
 def _is_block(value: Any) -> bool:
     return isinstance(value, dict) and "type" in value and "role" not in value
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}: {[type(v).__name__ for v in value]}"
-    try:
-        return f"{type(value).__name__}: {str(value)[:80]!r}"
-    except BaseException:  # its `__str__` is foreign code
-        return type(value).__name__

@@ -21,8 +21,9 @@ from abut.agents.checked_result import result_of
 from abut.agents.function_agent import FunctionAgent, place_of_agent
 from abut.agents.protocol import Endpoint, name_of
 from abut.concurrency.loop import KeptLoop
+from abut.envs.attributes import env_attribute
 from abut.envs.foreign import AGENT, close_async_env, close_env, placed, raised_by_env
-from abut.envs.guarded import EnvState, GuardedEnv, env_attribute, is_async, make_env
+from abut.envs.guarded import EnvState, GuardedEnv, is_async, make_env
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of, trace_of

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.lending import Loan, PoolLoop
+from abut.envs.attributes import Extras
 from abut.envs.env import LoopBound, Reply
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
@@ -65,6 +66,7 @@ class RemoteEnv(RemoteLoan, LoopBound):
         super().__init__(actors, loop, type(self).__name__)
         self.reward: float | None = None
         self.alive = False
+        self.extras: Extras = {}
         self.score_episode: Any = None
         """A method where the environment has one, known once it has said something."""
         # What `reset` may ask for, and nothing that cannot be sent.
@@ -93,7 +95,7 @@ class RemoteEnv(RemoteLoan, LoopBound):
         if answer.is_over and self.item is not None:
             self.item.closes = False
         state = answer.state
-        self.reward, self.alive = state.reward, state.alive
+        self.reward, self.alive, self.extras = state.reward, state.alive, state.extras
         self.score_episode = self._score if state.scores_episode else None
         return state.reply
 

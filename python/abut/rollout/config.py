@@ -75,6 +75,11 @@ class RolloutConfig:
         "Names of the arrays of `Sample.streams` that rollouts and records keep; a sample without "
         "one is an error. All others are dropped.",
     )
+    log_every_s: float | None = _help(
+        None,
+        "Seconds between two lines in the log while rollouts play: how many have ended, their "
+        "turns and failures, and which one has played the longest. None: no lines.",
+    )
     seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
 
     def __post_init__(self) -> None:
@@ -100,6 +105,8 @@ class RolloutConfig:
         for name in ("reset", "step", "turn", "rollout"):
             name = f"{name}_timeout_s"
             self._require(name, getattr(self, name) > 0, "more than 0 seconds")
+        every = self.log_every_s
+        self._require("log_every_s", every is None or every > 0, "more than 0 seconds, or None")
         self._require("retries", self.retries >= 0, "0 or more")
         self._require("max_failed_frac", 0 <= self.max_failed_frac <= 1, "between 0 and 1")
         self._require(

@@ -11,7 +11,6 @@ the thread that called `run`. A slow or failing environment costs at most its ow
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from abut._native import Tokenizer
 from abut.concurrency.loop import LoopTasks
@@ -24,6 +23,7 @@ from abut.rollout.budget import Budget, budget_of
 from abut.rollout.config import RolloutConfig
 from abut.rollout.failures import Failures
 from abut.rollout.player import Played, loop_of_players
+from abut.rollout.progress import Progress
 from abut.rollout.rollout import Rollout
 from abut.rollout.stream import Finishing, Stream
 from abut.samplers.in_process import AnySampler, EngineSampler
@@ -118,23 +118,25 @@ class Engine:
         ended: list[Rollout] = []
         if not tasks:
             return played, Failures(self._parts.logged_failures)
-        bar = ProgressBar(len(tasks), self._progress)
-
-        def note(rollout: Rollout) -> None:
-            ended.append(rollout)
-            bar.add(rollout)
+        progress = Progress(len(tasks), bar=self._progress, log_every_s=self.config.log_every_s)
 
         async def take(batch: Batch, group: Played) -> None:
             played.extend(rollout for _, rollout in group)
 
         at_once = min(self.config.max_rollouts or len(tasks), len(tasks))
         stream = Stream(
-            [tasks], take, at_once=at_once, judged=None, ended=note, finishing=finishing
+            [tasks],
+            take,
+            at_once=at_once,
+            judged=None,
+            ended=ended.append,
+            finishing=finishing,
+            progress=progress,
         )
         try:
             batch = self._play(stream, at_once, loop_of_players(tasks))
         finally:
-            bar.close()
+            progress.close()
             if on_rollout is not None:
                 for rollout in sorted(ended, key=lambda rollout: rollout.index):
                     on_rollout(rollout)
@@ -186,38 +188,3 @@ class Engine:
                 "have not ended\nhint: see what an environment pool does when it is cancelled; "
                 "call again"
             )
-
-
-class ProgressBar:
-    """`rollouts 37/64 · turns 142 · failed 1`."""
-
-    def __init__(self, total: int, enabled: bool) -> None:
-        self._bar: Any = None
-        self._total = total
-        self._ended = self._turns = self._failed = 0
-        if enabled:
-            from tqdm.auto import tqdm
-
-            form = "{desc} |{bar}| {elapsed}"
-            self._bar = tqdm(
-                total=total, desc=self.text, bar_format=form, leave=False, disable=None
-            )
-
-    @property
-    def text(self) -> str:
-        """The text beside the bar; the turns are those of rollouts that ended."""
-        return f"rollouts {self._ended}/{self._total} · turns {self._turns} · failed {self._failed}"
-
-    def add(self, rollout: Rollout) -> None:
-        """Count a rollout that ended."""
-        self._ended += 1
-        self._turns += len(rollout.turns)
-        self._failed += rollout.failed
-        if self._bar is not None:
-            self._bar.set_description_str(self.text, refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.close()

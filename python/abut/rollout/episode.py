@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from abut.concurrency.clock import Deadline, DeadlineExpired, TimeLimit
 from abut.concurrency.threads import THREADS
+from abut.envs.attributes import check_extras
 from abut.envs.foreign import placed
 from abut.envs.source import task_envs
 from abut.envs.task import RolloutTask
@@ -268,6 +269,7 @@ class Episode:
             length = len(rollout.columns.prompt_ids) + len(rollout.columns.completion_ids)
             rollout.provenance = trajectory.provenance[:length]
             rollout.images = images_before(self._conversation.images, length)
+        rollout.extras = self._env.extras
         rewards = rollout.step_rewards
         if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
             rewards.pop()  # there was no action, so the env's last step is that of the turn before
@@ -296,7 +298,11 @@ class Episode:
 
 
 async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
-    """Play one rollout: whole episodes until one succeeds or the retries are used up."""
+    """Play one rollout: whole episodes until one succeeds or the retries are used up.
+
+    Raises:
+        EnvError: the extras of its environment have the name of another column.
+    """
     began = time.monotonic()
     errors: list[str] = []
     traces: list[str] = []
@@ -324,6 +330,8 @@ async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
         left -= 1
     if rollout.failed and batch.config.on_failure == "zero":
         rollout.reward = 0.0
+    if player_of(task) is None:
+        check_extras(rollout.extras, task)  # here: no other attempt, and no other rollout, helps
     return rollout
 
 

@@ -20,6 +20,7 @@ from abut.concurrency.loop_watch import WatchedCall, WatchedLoop
 from abut.concurrency.process_turns import PROCESS_TURNS, CallTurn
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs import guarded
+from abut.envs.attributes import Extras
 from abut.envs.env import Reply
 from abut.envs.foreign import close_env, place_of, placed, queue_of, stands_at
 from abut.envs.guarded import (
@@ -124,6 +125,11 @@ class LiveEnv:
     def scores_episode(self) -> bool:
         """True if it scores the whole episode; known once it took a step."""
         return self._scores_episode
+
+    @property
+    def extras(self) -> Extras:
+        """The environment's extras after its last call that returned."""
+        return self._guarded.extras
 
     async def lend(self, pool: EnvPool) -> None:
         """Borrow the environment from a pool.

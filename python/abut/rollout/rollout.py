@@ -243,7 +243,7 @@ class Rollout:
     """Where each of them came from, with the environment's file and line."""
     seconds: float = 0.0
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """The columns that an agent gives reward functions besides its reward."""
+    """The columns that an agent or environment gives reward functions besides its reward."""
     usage: Mapping[str, int] = field(default_factory=dict)
     """`prompt_tokens` and `completion_tokens` of all its answers, as a hosted model counts them."""
     client_rewrites: Mapping[str, int] = field(default_factory=dict)

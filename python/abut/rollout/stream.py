@@ -18,6 +18,7 @@ from abut.errors import RolloutError
 from abut.rollout.batch import Batch
 from abut.rollout.episode import play_rollout
 from abut.rollout.player import OpenPlayers, Played
+from abut.rollout.progress import Progress
 from abut.rollout.rollout import Rollout
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
@@ -44,6 +45,8 @@ class Stream:
             awaited with each rollout, which keeps its slot until then. So what it asks for, such as
             a teacher's scores, holds up playing where it is slower than that. A rollout of which
             something was lost is judged like one that failed. What it raises ends the stream.
+        progress: counts the rollouts; None: nobody but the log is told, see
+            `RolloutConfig.log_every_s`.
         version: of the weights that sample; None if nobody counts versions.
         max_staleness: a rollout whose oldest weights are more versions behind is ended; None ends
             none.
@@ -59,6 +62,7 @@ class Stream:
         begin: Callable[[], Coroutine[Any, Any, None]] | None = None,
         ended: Callable[[Rollout], None] | None = None,
         finishing: Finishing | None = None,
+        progress: Progress | None = None,
         version: int | None = None,
         max_staleness: int | None = None,
     ) -> None:
@@ -72,6 +76,7 @@ class Stream:
         self._on_ended = ended
         self._finishing = finishing
         self._finish: Finish | None = None
+        self._progress = progress
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._finished: asyncio.Future[None] | None = None
@@ -119,12 +124,17 @@ class Stream:
             if not await self._has_opened(batch, stack):
                 return
             players = OpenPlayers(batch, stack)
+            if self._progress is None:
+                self._progress = Progress(None, log_every_s=batch.config.log_every_s)
+            # Not among those that run: the stream has ended when nothing else does.
+            lines = asyncio.ensure_future(self._progress.log())
             try:
                 if self._begin is not None:
                     self._start(self._begin())
                 self._start(self._feed(batch, players))
                 await self._finished
             finally:
+                lines.cancel()
                 batch.closing.gives_up = True
                 for task in self._running:
                     task.cancel()
@@ -209,9 +219,12 @@ class Stream:
         number: int,
     ) -> None:
         """Play a rollout; the last one of a group hands that over."""
+        assert self._progress is not None
         task = group.tasks[number]
         try:
-            rollout = await play_rollout(batch, task)
+            with self._progress.plays(task.rollout_id):
+                rollout = await play_rollout(batch, task)
+            self._progress.add(rollout)
             if self._on_ended is not None:
                 self._on_ended(rollout)
             if self._finish is not None:

@@ -11,8 +11,9 @@ import asyncio
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -96,11 +97,11 @@ def _unknown(name: str, names: Iterable[str]) -> str:
 
 @dataclass
 class ToolCounts:
-    """The calls of one episode, counted as TRL's own tool loop counts them."""
+    """The calls of one episode by name, counted as TRL's own tool loop counts them."""
 
-    calls: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
     """Well-formed ones, also of names that are no tool."""
-    failures: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
     """The calls that were answered by an error."""
 
 
@@ -206,8 +207,8 @@ class Toolbox:
         if parsed.malformed and self._rules.on_malformed == "end":
             return None
         taken = parsed.calls[: self._rules.max_calls]
-        self.counts.calls += len(parsed.calls)
-        self.counts.failures += len(parsed.calls) - len(taken)
+        self.counts.calls.update(call.name for call in parsed.calls)
+        self.counts.failures.update(call.name for call in parsed.calls[len(taken) :])
         running = [asyncio.ensure_future(self._run(call)) for call in taken]
         try:
             if running:
@@ -217,7 +218,7 @@ class Toolbox:
                 task.cancel()
         if errors := [e for task in running if task.done() and (e := task.exception())]:
             raise errors[0]
-        texts = [self._text_by_the_deadline(task) for task in running]
+        texts = list(map(self._text_by_the_deadline, taken, running))
         answers = [*map(self._message, taken, texts), *self._not_run(parsed)]
         return await THREADS.ask(lambda: self._answers.written(answers))
 
@@ -240,7 +241,7 @@ class Toolbox:
     async def _run(self, call: ToolCall) -> Result:
         function = self._functions.get(call.name)
         if function is None:
-            self.counts.failures += 1
+            self.counts.failures[call.name] += 1
             return self._texts.error(self._texts.unknown(call.name, self._functions))
         # Making a text may take long too, and its loop is that of all episodes: on a thread.
         start = partial(self._text_or_awaitable, call.name, partial(function, **call.arguments))
@@ -254,7 +255,7 @@ class Toolbox:
             outcome = await _outcome(text)
             text = await THREADS.ask(partial(self._text_or_awaitable, call.name, outcome))
         if isinstance(text, _ErrorText):
-            self.counts.failures += 1
+            self.counts.failures[call.name] += 1
         return text
 
     def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> Result | Awaitable[Any]:
@@ -268,10 +269,10 @@ class Toolbox:
             self._faults.note(name, error)
             return _ErrorText(self._texts.error(error))
 
-    def _text_by_the_deadline(self, task: "asyncio.Task[Result]") -> Result:
+    def _text_by_the_deadline(self, call: ToolCall, task: "asyncio.Task[Result]") -> Result:
         if task.done():
             return task.result()
-        self.counts.failures += 1
+        self.counts.failures[call.name] += 1
         return self._texts.error(f"TimeoutError: no answer within {self._rules.timeout_s:g} s")
 
     def _not_run(self, parsed: ParsedCalls) -> list[Message]:

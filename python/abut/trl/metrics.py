@@ -32,6 +32,7 @@ def rollout_stats(
     environment: str | None = None,
     environments: Sequence[str] = (),
     tools: ToolCounts | None = None,
+    tool_names: Sequence[str] = (),
     trains_all: bool | None = False,
     teacher: bool = False,
 ) -> Stats:
@@ -44,6 +45,7 @@ def rollout_stats(
         environments: the names of all of them; the same on all ranks.
         tools: the calls of its environment. None if no environment of the batch has tools, which
             is the same on all ranks.
+        tool_names: the tools of all environments; the same on all ranks.
         trains_all: whether each conversation that was delivered is trained, or one of them; None:
             nothing is, in evaluation.
         teacher: whether a teacher scores the rollouts of the batch; the same on all ranks.
@@ -51,7 +53,7 @@ def rollout_stats(
     # An agent that wants a conversation untrained loses nothing by it.
     trained = [(int(b.columns.env_mask.sum()), b) for b in rollout.branches if b.trained]
     auxiliary = [b for b in rollout.branches if b.auxiliary and b.delivered]
-    of_tools = {"tool_calls": tools.calls, "tool_failures": tools.failures} if tools else {}
+    of_tools = {} if tools is None else _of_tools(tools, tool_names)
     of_agent = {
         "branches": len(rollout.branches) + (rollout.columns is not None),
         "branch_tokens": sum(tokens for tokens, _ in trained),
@@ -88,6 +90,12 @@ def rollout_stats(
         "image_tokens": sum(span.features for span in images),
     }
     return Stats(figures)
+
+
+def _of_tools(counts: ToolCounts, names: Sequence[str]) -> dict[str, Any]:
+    """Return the calls and failures of each tool, and under "" of all calls."""
+    both = ("tool_calls", counts.calls), ("tool_failures", counts.failures)
+    return {key: {"": of.total(), **{name: of[name] for name in names}} for key, of in both}
 
 
 def _of_teacher(rollout: Rollout) -> dict[str, Any]:
@@ -137,13 +145,19 @@ def note_rewards_by_name(
         row["rewards_by_name"] = together
 
 
-def tool_calls(stats: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many calls of tools the rollouts made."""
-    return sum(row["tool_calls"] for row in stats)
+def tool_calls(stats: Sequence[Mapping[str, Any]], key: str = "tool_calls") -> dict[str, int]:
+    """Return how many calls the rollouts made, by tool and under "" altogether.
+
+    Args:
+        stats: of at least one rollout.
+        key: "tool_failures" counts the calls that failed.
+    """
+    return {name: sum(row[key][name] for row in stats) for name in stats[0][key]}
 
 
-def note_tool_calls(stats: Sequence[Stats], of_a_rank: float) -> None:
-    """Note how many calls of tools a rank's rollouts made in the mean."""
+def note_tool_calls(stats: Sequence[Stats], of_ranks: Sequence[Mapping[str, int]]) -> None:
+    """Note how many calls a rank's rollouts made in the mean, by tool."""
+    of_a_rank = {name: sum(of[name] for of in of_ranks) / len(of_ranks) for name in of_ranks[0]}
     for row in stats:
         row["tool_calls_of_a_rank"] = of_a_rank
 
@@ -169,7 +183,7 @@ def log_batch(
 
     Args:
         stats: the column `rollout_stats`.
-        columns: the other ones, among them those of agents; the mean of each whose name has a slash
+        columns: the other ones, extras among them; the mean of each whose name has a slash
             is logged, and `num_turns` and `stop_reason` are for TRL's table of completions.
         log_metric: as TRL hands it to reward functions; None where TRL does not.
         log_extra: likewise.
@@ -230,7 +244,7 @@ def log_rollout_metrics(
 
 
 def is_metric(name: str) -> bool:
-    """Return whether a column of an agent's extras is logged: it has a slash, as metrics have."""
+    """Return whether an extra is logged: its name has a slash, as those of metrics have."""
     return "/" in name
 
 
@@ -250,13 +264,17 @@ def log_extra_metrics(
 def _log_tools(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log the metrics of TRL's own tool loop: calls in a rollout, and the share that failed."""
-    calls = tool_calls(stats)
-    failures = sum(row["tool_failures"] for row in stats)
-    log_metric("tools/call_frequency", calls / len(stats))
+    """Log calls in a rollout and the share that failed, as TRL's own tool loop; then by tool."""
+    calls, failures = tool_calls(stats), tool_calls(stats, "tool_failures")
     # TRL takes the mean over the ranks, each of which has its own number of calls.
     each = stats[0].get("tool_calls_of_a_rank", calls)
-    log_metric("tools/failure_frequency", failures / each if each else 0.0)
+    for tool in calls:
+        name = f"/{tool}" if tool else ""
+        log_metric(f"tools/call_frequency{name}", calls[tool] / len(stats))
+        # A tool that nobody called has no share, and NaN is left out of means; TRL's own is 0.
+        unknown = math.nan if tool else 0.0
+        share = failures[tool] / each[tool] if each[tool] else unknown
+        log_metric(f"tools/failure_frequency{name}", share)
 
 
 def _log_teacher(

@@ -72,14 +72,6 @@ def gathered(accelerator: Any, value: T) -> list[T]:
     return gather_object([value])  # type: ignore[no-any-return]
 
 
-def mean_over_ranks(accelerator: Any, number: float) -> float:
-    """The mean of what the ranks have, on all ranks the same; all have to ask."""
-    if accelerator.num_processes == 1:
-        return number
-    numbers = gathered(accelerator, number)
-    return sum(numbers) / len(numbers)
-
-
 def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
     """The names that any rank has, on all ranks the same and in one order; all have to ask."""
     if accelerator.num_processes == 1:

@@ -208,9 +208,11 @@ def is_reward_model(reward_func: Any) -> bool:
 _WRAPPED = "__abut_columns__"
 
 
-def has_tools(kinds: Iterable[Any]) -> bool:
-    """Return whether any of these environments has functions that the policy calls."""
-    return any(isinstance(kind, ToolEnv | EnvironmentFactory) for kind in kinds)
+def tool_names(kinds: Iterable[Any]) -> list[str]:
+    """Return the names of the functions that the policy calls in these environments, each once."""
+    with_tools = [kind for kind in kinds if isinstance(kind, ToolEnv | EnvironmentFactory)]
+    schemas = [schema for kind in with_tools for schema in kind.tools]
+    return list(dict.fromkeys(schema["function"]["name"] for schema in schemas))
 
 
 def wrap_reward_functions(trainer: Any) -> None:

@@ -31,24 +31,23 @@ from abut.trl.credit import Credit, ReverseKL, checked_credit, turn_credit
 from abut.trl.dataset_images import check_images, check_rollout_images
 from abut.trl.metrics import (
     any_images,
-    is_metric,
     note_images,
     note_rewards_by_name,
     note_tool_calls,
     rewards_by_name,
     tool_calls,
 )
-from abut.trl.ranks import gathered, judged, mean_over_ranks, of_all_ranks, serve_ranks
+from abut.trl.ranks import gathered, judged, of_all_ranks, serve_ranks
 from abut.trl.rewards import (
     ModelMetrics,
     are_of_envs,
-    has_tools,
+    tool_names,
     warn_of_unwrapped,
     wrap_reward_functions,
 )
 from abut.trl.route import EnvArgument
 from abut.trl.rows.all_rows import AllRows
-from abut.trl.rows.columns import COLUMNS, fill_metrics, rows_of
+from abut.trl.rows.columns import COLUMNS, extra_names, fill_extras, rows_of
 from abut.trl.rows.main_rows import MainRows
 from abut.trl.rows.row_batch import RowScoring, rows_of_batch
 from abut.trl.run_records import RolloutRecorder, TrainerScores
@@ -162,6 +161,8 @@ class RolloutFunc:
         self._images: ImageProcessor | None = None
         self._finishing: Finishing | None = None
         self._warned_of_unseen = False
+        self._extras: dict[str, None] = {}
+        """The names of extras that any rollout has had, on all ranks the same and in one order."""
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return the columns that TRL requires and the extras for reward functions."""
@@ -183,14 +184,15 @@ class RolloutFunc:
             self.flush()  # training ends or starts over here, so no later batch would write it
             raise
         self._end_batch()
-        if self._tasks.route.agents:
-            fill_metrics(rows, of_all_ranks(trainer.accelerator, filter(is_metric, rows)))
+        names = of_all_ranks(trainer.accelerator, extra_names(rollouts))
+        self._extras.update(dict.fromkeys(names))
+        fill_extras(rows, self._extras)
         if self._tasks.route.agents or self._tasks.route.is_by_name:
             stats = rows["rollout_stats"]
             by_name = gathered(trainer.accelerator, rewards_by_name(stats))
             note_rewards_by_name(stats, by_name)
-        if has_tools(self._tasks.route.kinds):
-            calls = mean_over_ranks(trainer.accelerator, tool_calls(rows["rollout_stats"]))
+        if tool_names(self._tasks.route.kinds):
+            calls = gathered(trainer.accelerator, tool_calls(rows["rollout_stats"]))
             note_tool_calls(rows["rollout_stats"], calls)
         if hasattr(trainer.processing_class, "image_processor"):
             pictured = any_images(rows["rollout_stats"])
@@ -252,7 +254,7 @@ class RolloutFunc:
             self._engine,
             agents=bool(route.agents),
             environments=route.names,
-            tools=has_tools(route.kinds),
+            tools=tool_names(route.kinds),
             trains_all=self._trains_all if mode == "train" else None,
             teacher=finishing is not None,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from abut._native import Tokenizer
+from abut.envs.attributes import TAKEN_COLUMNS
 from abut.envs.source import question_of, task_envs
 from abut.envs.task import RolloutTask
 from abut.errors import RolloutError, TemplateError, TokenizerError
@@ -28,12 +29,6 @@ COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 COMPLETIONS = "_abut_completions"
 """A column that `trl.rewards` hands to reward functions as `completions`."""
 
-_TAKEN = frozenset(
-    {*COLUMNS, "env_reward", "env_step_rewards"}
-    | {"num_turns", "stop_reason", "error", "rollout_id", "messages", "rollout_stats", "measured"}
-    | {"environments", "prompts", "completions", "trainer_state", "log_extra", "log_metric"}
-)
-
 
 def rows_of(
     rollouts: Sequence[Rollout],
@@ -42,7 +37,7 @@ def rows_of(
     *,
     agents: bool = False,
     environments: Sequence[str] = (),
-    tools: bool = False,
+    tools: Sequence[str] = (),
     trains_all: bool | None = False,
     teacher: bool = False,
 ) -> dict[str, list[Any]]:
@@ -54,7 +49,7 @@ def rows_of(
         engine: has played them.
         agents: whether any of the batch could be an agent's.
         environments: the names of all environments, where there is a dict of them.
-        tools: whether any of the batch could be of an environment with tools.
+        tools: the names of the tools that any of the batch could have called.
         trains_all: see `rollout_stats`.
         teacher: whether a teacher has scored the batch.
     """
@@ -79,6 +74,7 @@ def rows_of(
                 environment=task.environment,
                 environments=environments,
                 tools=count,
+                tool_names=tools,
                 trains_all=trains_all,
                 teacher=teacher,
             )
@@ -149,9 +145,9 @@ def _tool_counts(task: RolloutTask) -> ToolCounts:
 
 
 def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
-    """Return the extras of agents: one column for each name that any of them has."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.extras)
-    if taken := sorted(_TAKEN & names.keys()):
+    """Return the extras: one column for each name that any rollout has."""
+    names = extra_names(rollouts)
+    if taken := sorted(TAKEN_COLUMNS.intersection(names)):
         raise RolloutError(
             f"AgentResult.extras has {taken[0]!r}, which is a column of abut or TRL\n"
             "hint: give it another name"
@@ -159,8 +155,13 @@ def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
     return {name: [rollout.extras.get(name) for rollout in rollouts] for name in names}
 
 
-def fill_metrics(rows: dict[str, list[Any]], names: Iterable[str]) -> None:
-    """Have a column of None for each metric that only agents of other ranks have."""
+def extra_names(rollouts: Sequence[Rollout]) -> list[str]:
+    """Return the names of all extras, each once."""
+    return list(dict.fromkeys(name for rollout in rollouts for name in rollout.extras))
+
+
+def fill_extras(rows: dict[str, list[Any]], names: Iterable[str]) -> None:
+    """Have a column of None for each extra that only rollouts of other batches or ranks have."""
     for name in names:
         rows.setdefault(name, [None] * len(rows["rollout_id"]))
 

@@ -30,9 +30,16 @@ from abut.rollout.player import Played
 from abut.rollout.rollout import Branch, Rollout, StopReason
 from abut.tools.environment_factory import environments_of
 from abut.trl.metrics import log_batch
-from abut.trl.rewards import OWN_REWARDS, are_of_envs, has_tools
+from abut.trl.rewards import OWN_REWARDS, are_of_envs, tool_names
 from abut.trl.route import EnvRoute
-from abut.trl.rows.columns import COMPLETIONS, conversation_of, conversations_of, rows_of
+from abut.trl.rows.columns import (
+    COMPLETIONS,
+    conversation_of,
+    conversations_of,
+    extra_names,
+    fill_extras,
+    rows_of,
+)
 from abut.trl.run_records import RolloutRecorder
 from abut.trl.streaming.dataset_position import DatasetPosition
 from abut.trl.streaming.distillation import Distillation, row_key, with_scores
@@ -203,6 +210,8 @@ class Delivery:
         self._version = version
         self._distillation = distillation
         self._once = Once(logger)
+        self._extras: dict[str, None] = {}
+        """The names of extras that any rollout has had."""
         self._pushing = asyncio.Lock()
         self.restored: list[RolloutRow] = []
         """Rows of a checkpoint, which are pushed before all others."""
@@ -258,10 +267,12 @@ class Delivery:
             self._engine,
             agents=bool(self._route.agents),
             environments=self._route.names,
-            tools=has_tools(self._route.kinds),
+            tools=tool_names(self._route.kinds),
             trains_all=True,
             teacher=self._distillation is not None,
         )
+        self._extras.update(dict.fromkeys(extra_names(rollouts)))
+        fill_extras(columns, self._extras)
         told = columns.pop(COMPLETIONS, [None] * len(tasks))
         columns |= environments_of(tasks, self._route.kinds)
         log_batch(columns["rollout_stats"], columns, log_metric, None)

@@ -81,7 +81,9 @@ def main(folder: Path, loop: str) -> None:
     trainer._generate_single_turn = say
     trainer.train()
     log = trainer.state.log_history[0]
-    leave(folder, {name: log[name] for name in sorted(log) if name.startswith("tools/")})
+    # Those by tool, `tools/call_frequency/NAME`, are not TRL's.
+    names = [name for name in sorted(log) if name.startswith("tools/") and name.count("/") == 1]
+    leave(folder, {name: log[name] for name in names})
     # With TRL's own loop one rank in a dozen runs ended with an error and without a word, after all
     # that is compared was written; a daemon thread of that loop is still there when Python ends.
     sys.stdout.flush()

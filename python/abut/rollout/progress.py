@@ -1,0 +1,91 @@
+"""How far a batch or stream is: a bar on a terminal, and lines in the log.
+
+All calls come from the batch's loop, but for `Progress` itself and `close`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from abut.rollout.rollout import Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts the rollouts of a batch or stream.
+
+    Args:
+        total: how many rollouts there are; None in a stream, which nobody has counted.
+        bar: show a bar, if standard error is a terminal.
+        log_every_s: seconds between two lines in the log; None writes none.
+    """
+
+    def __init__(
+        self, total: int | None, *, bar: bool = False, log_every_s: float | None = None
+    ) -> None:
+        self._total = total
+        self._log_every_s = log_every_s
+        self._ended = self._turns = self._failed = 0
+        self._began: dict[str, float] = {}
+        """When each rollout began that plays now, the first to begin first."""
+        self._bar: Any = None
+        if bar:
+            from tqdm.auto import tqdm
+
+            form = "{desc} |{bar}| {elapsed}"
+            self._bar = tqdm(
+                total=total, desc=self.text, bar_format=form, leave=False, disable=None
+            )
+
+    @property
+    def text(self) -> str:
+        """`rollouts 37/64 · turns 142 · failed 1`; the turns are those of rollouts that ended."""
+        of_total = "" if self._total is None else f"/{self._total}"
+        return f"rollouts {self._ended}{of_total} · turns {self._turns} · failed {self._failed}"
+
+    @property
+    def line(self) -> str:
+        """The text, and which rollout has played the longest, for how long."""
+        if not self._began:
+            return f"{self.text} · playing 0"
+        slowest, began = next(iter(self._began.items()))
+        return (
+            f"{self.text} · playing {len(self._began)}, the slowest for "
+            f"{time.monotonic() - began:.0f} s: {slowest}"
+        )
+
+    @contextmanager
+    def plays(self, rollout_id: str) -> Iterator[None]:
+        """Count a rollout as playing."""
+        self._began[rollout_id] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[rollout_id]
+
+    def add(self, rollout: Rollout) -> None:
+        """Count a rollout that ended."""
+        self._ended += 1
+        self._turns += len(rollout.turns)
+        self._failed += rollout.failed
+        if self._bar is not None:
+            self._bar.set_description_str(self.text, refresh=False)
+            self._bar.update()
+
+    async def log(self) -> None:
+        """Log a line every so many seconds, until it is cancelled."""
+        while self._log_every_s is not None:
+            await asyncio.sleep(self._log_every_s)
+            # Where nobody has set up logging, Python shows warnings alone, and somebody has asked
+            # for these lines.
+            level = logging.INFO if logger.isEnabledFor(logging.INFO) else logging.WARNING
+            logger.log(level, "%s", self.line)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
