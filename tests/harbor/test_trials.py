@@ -306,9 +306,10 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         harbor_tasks(task, agent="terminus-3")
     with pytest.raises(ValueError, match="Unknown option 'episode_count'"):
         harbor_tasks(task, agent_kwargs={"episode_count": 3})
-    with pytest.raises(ValueError, match="this agent does not ask an endpoint") as raised:
-        harbor_tasks(task, agent="cursor-cli")
-    assert 'hint: agent="terminus-2", "claude-code" or "codex"' in str(raised.value)
+    for agent in ("cursor-cli", "gemini-cli"):
+        with pytest.raises(ValueError, match="this agent does not ask an endpoint") as raised:
+            harbor_tasks(task, agent=agent)
+        assert 'hint: agent="terminus-2", "claude-code" or "codex"' in str(raised.value)
     with pytest.raises(ValueError, match=r"environment='podmann'\): Harbor has docker, "):
         harbor_tasks(task, environment="podmann")
     with pytest.raises(ValueError, match="Failed to import module"):

@@ -120,8 +120,12 @@ class AgentConnection:
         from harbor.agents.agent_auth_resolution import resolve_agent_model_connection
 
         found = resolve_agent_model_connection(config)
-        urls = (_EXAMPLE.base_url, _EXAMPLE.anthropic_url)
-        if found.execution_base_url not in urls or found.api_key != _EXAMPLE.api_key:
+        right = _EXAMPLE.anthropic_url if self.kind == "claude-code" else _EXAMPLE.base_url
+        # Gemini CLI takes any address, and speaks Gemini's protocol there.
+        is_foreign = self.kind == "installed" and not str(
+            found.model_api_format or "openai"
+        ).startswith("openai")
+        if (found.execution_base_url, found.api_key) != (right, _EXAMPLE.api_key) or is_foreign:
             raise ValueError(
                 f"harbor_tasks(agent={self.name!r}): this agent does not ask an endpoint of "
                 "OpenAI's protocols that its environment names\n"
