@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 COLUMN = "verifiers_row"
 """The dataset's column of rows."""
+_MOST_WARNINGS = 32  # a function may return something else each time
 _OF_OPENAI = ("temperature", "top_p", "max_tokens")
 _IN_BODY = ("top_k", "min_p")
 """Settings that clients of openai take in `extra_body` alone."""
@@ -88,7 +89,7 @@ class OldVerifiersEnv:
         self._client: Serving[Any] = Serving(_client, name)
         self._gateway: Gateway | None = None
         self._states: dict[str, Any] = {}
-        self._once = Once(logger)
+        self._once = Once(logger, most=_MOST_WARNINGS)
 
     def dataset(self, n: int | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
         """Return the environment's rows as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
@@ -204,7 +205,8 @@ class OldVerifiersEnv:
         said = "%s: %s %s, which is no score. Those rollouts have %s."
         for fault in (fault for faults in scored.faults.values() for fault in faults):
             without = "no reward" if fault.counts else "no such metric"
-            self._once.warn(fault.function, said, self.name, fault.function, fault.why, without)
+            kind = fault.function, fault.why.partition(":")[0]
+            self._once.warn(kind, said, self.name, fault.function, fault.why, without)
 
     def _row(self, row: dict[str, Any]) -> JsonRow:
         row_id = str(row.get("example_id", ""))
