@@ -39,6 +39,18 @@ BOTH = pytest.mark.parametrize("env", [Far, FarAsync])
 
 
 @BOTH
+def test_extras_come_from_the_actor(pool_of: Any, env: Any) -> None:
+    async def play() -> None:
+        far = await lent(pool_of(env))
+        assert far.extras == {}
+        await far.step("extras here")
+        assert far.extras == {"word": "here", "count": 1.0}
+        far.close()
+
+    asyncio.run(play())
+
+
+@BOTH
 def test_an_episode_is_played_in_an_actor(pool_of: Any, env: Any) -> None:
     async def play() -> None:
         pool = pool_of(env)

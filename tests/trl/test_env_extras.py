@@ -82,6 +82,40 @@ def test_a_taken_name_is_an_error_of_the_first_batch(called: Any) -> None:
         called(["a", "b"], env(extras={"prompt": 1.0}))
 
 
+def test_a_class_for_trls_environment_factory_has_them_too(stage: Any, hf_tokenizer: Any) -> None:
+    import copy
+    import threading
+
+    from abut.template.processor import ChatTemplateProcessor
+    from abut.trl import from_environment_factory, make_rollout_func
+    from tests.kit.data.templates import CHATML, SHOWN
+    from tests.kit.stage.rollouts import Recording, Stage
+
+    class Door:
+        """Opens."""
+
+        def reset(self, **row: Any) -> None:
+            self.opened, self._thread = 0, threading.get_ident()
+
+        def open(self) -> str:
+            """Open it."""
+            self.opened += 1
+            return "open"
+
+        @property
+        def extras(self) -> Any:
+            return {"opened": self.opened, "alone": self._thread == threading.get_ident()}
+
+    hf = copy.deepcopy(hf_tokenizer)
+    hf.chat_template = SHOWN + CHATML
+    source = from_environment_factory(Door, format="hermes")
+    written = Stage(stage.tokenizer, ChatTemplateProcessor(hf, tools=source.tools))
+    call = '<tool_call>\n{"name": "open", "arguments": {}}\n</tool_call>'
+    sampler = Recording(lambda request: written.says((call, "done")[request.turn])(request))
+    columns = make_rollout_func(source, sampler=sampler)(["a"], a_trainer(hf))
+    assert (columns["opened"], columns["alone"]) == ([1.0], [1.0])
+
+
 def test_columns_that_are_there_stay() -> None:
     rows: dict[str, list[Any]] = {"rollout_id": ["a"], "here": [1.0]}
     fill_extras(rows, ["here", "there"])

@@ -174,19 +174,26 @@ class EnvironmentFactory:
                 except EnvError as error:
                     cause = error.__cause__ or error
                     raise lacks_column(environment.reset, what, task, cause) or error from cause
+                await read_extras()
                 last = _history_and_last(task)[1]
                 content = _joined(last["content"], "" if said is None else _content(said))
                 return [{**last, "content": content}] if content else ""
 
             async def score(messages: list[Message]) -> float | None:
-                environment = episode.environment
+                environment, reward = episode.environment, None
                 named = type(environment).__name__
-                if self.reward is not None:
-                    return await toolbox.ask(f"the reward of {named}", self.reward, environment)
                 get_reward = getattr(environment, "get_reward", None)
-                if get_reward is None:
-                    return None
-                return await toolbox.ask(f"{named}.get_reward", get_reward)
+                if self.reward is not None:
+                    reward = await toolbox.ask(f"the reward of {named}", self.reward, environment)
+                elif get_reward is not None:
+                    reward = await toolbox.ask(f"{named}.get_reward", get_reward)
+                await read_extras()
+                return reward
+
+            async def read_extras() -> None:
+                """Read them on the environment's thread; a property may run any code."""
+                extras = functools.partial(getattr, episode.environment, "extras", None)
+                episode.extras = await toolbox.ask(f"{name}.extras", extras)
 
             episode = ToolEpisode(toolbox, begin, score)
             return episode

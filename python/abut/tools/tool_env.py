@@ -119,6 +119,8 @@ class ToolEpisode:
     ) -> None:
         self.reward: Any = 0.0  # until the episode is scored
         self.alive = True
+        self.extras: Any = None
+        """Those of `environment`, which abut checks as any environment's."""
         self.environment: Any = None
         """The object that reward functions get among TRL's `environments`, from `reset` on."""
         self._toolbox = toolbox

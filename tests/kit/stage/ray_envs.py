@@ -69,6 +69,9 @@ class Far:
             time.sleep(0.01)
         return "waited"
 
+    def do_extras(self, word: str) -> None:
+        self.extras = {"word": word, "count": self.count}
+
     def do_nan(self, rest: str) -> None:
         self.reward = float("nan")
 
