@@ -1,12 +1,20 @@
-"""`abut doctor`: check the servers that training will use, before it starts."""
+"""`abut doctor`: check what training will use, before it starts: this machine, a model, servers."""
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from abut.cli.command import Commands
 from abut.errors import printable
 
+if TYPE_CHECKING:
+    from abut.nemo_gym.checks import Finding
+
+_OF_GYM = ("dataset", "agent", "host", "tokenizer", "judge", "no_play")
+"""The options that belong to `--nemo-gym`."""
 _MARKS = {"ok": "ok  ", "warning": "warn", "error": "FAIL"}
 
 
@@ -14,14 +22,15 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is wrong with the servers that training will use",
-        description="Check a NeMo Gym: its head, its agents, their model servers, and one rollout "
-        "of each agent with a scripted policy. Each error says what to change. Exit status: 0 no "
-        "errors, 1 errors.",
+        help="say what is wrong with what training will use: packages, GPUs, a model, servers",
+        description="Check the installed versions, known conflicts and GPUs; with --model also its "
+        "tokenizer, chat template and embedding. With --nemo-gym check a NeMo Gym instead: its "
+        "head, its agents, their model servers, and one rollout of each agent with a scripted "
+        "policy. Each error says what to change, and the last line is the verdict. Exit status: 0 "
+        "no errors, 1 errors.",
     )
-    parser.add_argument(
-        "--nemo-gym", required=True, metavar="URL", help="the head, http://HOST:11000"
-    )
+    parser.add_argument("--model", metavar="NAME", help="a name or a folder")
+    parser.add_argument("--nemo-gym", metavar="URL", help="the head, http://HOST:11000")
     parser.add_argument(
         "--dataset",
         nargs="+",
@@ -59,12 +68,42 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit status."""
+    counts = Counter[str]()
+    for found in _of_gym(args) if args.nemo_gym else _of_machine(args):
+        counts[found.level] += 1
+        text = str(found).replace("\n", "\n     ")
+        sys.stdout.write(f"{_MARKS[found.level]} {printable(text)}\n")
+        sys.stdout.flush()
+    verdict = "not ready to train" if counts["error"] else "nothing found that is wrong"
+    errors, warnings = (_counted(counts[level], level) for level in ("error", "warning"))
+    sys.stdout.write(f"{verdict}: {errors}, {warnings}\n")
+    return 1 if counts["error"] else 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
+    from abut.cli.setup_checks import model_findings, setup_findings
+
+    given = [name for name in _OF_GYM if getattr(args, name)]
+    if given:
+        option = given[0].replace("_", "-")
+        raise ValueError(f"--{option} without --nemo-gym URL, which it is for")
+    yield from setup_findings()
+    if args.model is not None:
+        yield from model_findings(args.model)
+
+
+def _of_gym(args: argparse.Namespace) -> Iterator["Finding"]:
     from abut.nemo_gym.doctor import doctor
 
+    if args.model is not None:
+        raise ValueError("--model beside --nemo-gym\nhint: --tokenizer NAME, or two calls")
     if not args.timeout > 0:
         raise ValueError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
-    levels = set()
-    for found in doctor(
+    yield from doctor(
         args.nemo_gym,
         args.dataset,
         agent=args.agent,
@@ -73,9 +112,4 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         judge=args.judge,
         play=not args.no_play,
-    ):
-        levels.add(found.level)
-        text = str(found).replace("\n", "\n     ")
-        sys.stdout.write(f"{_MARKS[found.level]} {printable(text)}\n")
-        sys.stdout.flush()
-    return 1 if "error" in levels else 0
+    )

@@ -28,7 +28,9 @@ def setup_findings() -> Iterator[Finding]:
     if "trl" in found:
         yield _of_trl(found["trl"])
     else:
-        yield Finding("warning", "TRL is not installed, so nothing trains", "pip install 'abut[trl]'")
+        yield Finding(
+            "warning", "TRL is not installed, so nothing trains", "pip install 'abut[trl]'"
+        )
     for name, extra in EXTRAS.items():
         if _version(extra.package) is not None:
             yield _of_extra(name, extra.package)
@@ -45,7 +47,7 @@ def _of_trl(text: str) -> Finding:
         try:
             check_trl_version(stacklevel=1)
         except MissingExtraError as error:
-            return of_error(error)
+            return Finding.of(error)
     if warned:
         return Finding("warning", str(warned[0].message))
     return Finding("ok", f"TRL {text} is a version that abut is tested with")
@@ -55,7 +57,7 @@ def _of_extra(name: str, package: str) -> Finding:
     try:
         installed = require_extra(name)
     except MissingExtraError as error:
-        return of_error(error)
+        return Finding.of(error)
     return Finding("ok", f"{package} {installed} is a version that abut.{name} takes")
 
 
@@ -77,7 +79,9 @@ def gpu_findings(torch: Any) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         if cuda is None:
             what = f"torch {torch.__version__} is built without CUDA: models run on the CPU"
-            yield Finding("warning", what, "fine for the examples; see pytorch.org for other builds")
+            yield Finding(
+                "warning", what, "fine for the examples; see pytorch.org for other builds"
+            )
         else:
             yield Finding(
                 "warning",
@@ -105,7 +109,7 @@ def model_findings(name: str) -> Iterator[Finding]:
         tokenizer = load_hf_tokenizer(name)
         found = audit(tokenizer)
     except (AbutError, ValueError, TypeError, OSError) as error:
-        yield of_error(error)
+        yield Finding.of(error)
         return
     verdict = list(lines(found))[-1].strip()
     hint = "" if found.exact else f"`abut check {name}` says where and why"
@@ -124,7 +128,9 @@ def _of_embedding(name: str, tokens: int) -> Finding:
     what = f"{name}: an embedding of {rows} rows, a tokenizer of {tokens} tokens"
     if rows >= tokens:
         return Finding("ok", what)
-    hint = "model.resize_token_embeddings(len(tokenizer)), or the tokenizer that the model came with"
+    hint = (
+        "model.resize_token_embeddings(len(tokenizer)), or the tokenizer that the model came with"
+    )
     return Finding("error", f"{what}: some tokens have no row", hint)
 
 
@@ -137,12 +143,6 @@ def _config_of(name: str) -> dict[str, Any]:
         config, _ = PretrainedConfig.get_config_dict(name)
     # The language model of a model with images has a config of its own.
     return {**config, **config.get("text_config", {})}
-
-
-def of_error(error: Exception) -> Finding:
-    """Return an error as a finding, its hint apart."""
-    what, _, hint = str(error).partition("\nhint: ")
-    return Finding("error", what, hint)
 
 
 def _version(package: str) -> str | None:

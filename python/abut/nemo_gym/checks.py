@@ -62,6 +62,12 @@ class Finding:
     hint: str = ""
     may_pass: bool = False
 
+    @classmethod
+    def of(cls, error: Exception) -> "Finding":
+        """Return an error as a finding, its hint apart."""
+        what, _, hint = str(error).partition("\nhint: ")
+        return cls("error", what, hint)
+
     def __str__(self) -> str:
         return self.what + (f"\nhint: {self.hint}" if self.hint else "")
 

@@ -98,7 +98,7 @@ def doctor(
         servers = head.servers()
         template = None if tokenizer is None else template_of(load_hf_tokenizer(tokenizer))
     except (AbutError, ValueError, OSError) as error:
-        yield _of_error(error)
+        yield Finding.of(error)
         return
     if tokenizer is not None and (images := report_model_images(tokenizer)) is not None:
         yield _of_images(images)
@@ -110,7 +110,7 @@ def doctor(
         try:
             lines = lines_of(path, servers, agent)
         except (ValueError, OSError) as error:
-            yield _of_error(error)
+            yield Finding.of(error)
             continue
         agents = sorted({line.columns[AGENT] for line in lines})
         yield Finding("ok", f"{path}: {len(lines)} rows of {', '.join(agents)}")
@@ -177,7 +177,7 @@ def _rehearsed(
             probed = _probed(gateway, servers, rows, timeout_s=timeout_s, judge=judge)
             yield from runner.run(probed)
     except AbutError as error:
-        yield _of_error(error)
+        yield Finding.of(error)
     finally:
         gateway.stop()
 
@@ -251,8 +251,3 @@ def _of_images(images: ImageReport) -> Finding:
         f"images: {images.processor} is proved, in messages of {', '.join(images.roles)}; "
         f"tokens: {counts}",
     )
-
-
-def _of_error(error: Exception) -> Finding:
-    what, _, hint = str(error).partition("\nhint: ")
-    return Finding("error", what, hint)

@@ -1,0 +1,114 @@
+"""`abut doctor`: this machine and a model, each finding in a line, and a verdict at the end."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("packaging")
+
+import abut.cli.setup_checks as setup_checks
+from abut.cli.__main__ import main
+from abut.cli.setup_checks import gpu_findings, model_findings, setup_findings
+from abut.errors import MissingExtraError
+from tests.kit.checkout import DEMO_ASSETS
+
+GIB = 1 << 30
+
+
+def torch(cuda: str | None, *gpus: str) -> Any:
+    """Say what a torch with these GPUs says."""
+    properties = [SimpleNamespace(name=name, total_memory=80 * GIB) for name in gpus]
+    return SimpleNamespace(
+        __version__="2.8.0",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_available=lambda: bool(gpus),
+            device_count=lambda: len(gpus),
+            get_device_properties=properties.__getitem__,
+        ),
+    )
+
+
+def test_gpus_are_listed_or_missed() -> None:
+    assert [str(found) for found in gpu_findings(torch("12.8", "H100", "H200"))] == [
+        "GPU 0: H100, 80 GiB, CUDA 12.8",
+        "GPU 1: H200, 80 GiB, CUDA 12.8",
+    ]
+    (hidden,), (without,) = gpu_findings(torch("12.8")), gpu_findings(torch(None))
+    assert (hidden.level, without.level) == ("warning", "warning")
+    assert "built for CUDA 12.8, and sees no GPU" in hidden.what
+    assert "is built without CUDA" in without.what
+
+
+@pytest.fixture
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the import of torch, which takes long."""
+    monkeypatch.setattr(setup_checks, "_of_gpus", lambda: iter(()))
+
+
+@pytest.mark.usefixtures("without_gpus")
+def test_the_versions_come_first_and_the_verdict_last(capsys: Any) -> None:
+    status = main(["doctor"])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("ok   Python 3.")
+    assert "numpy" in first
+    assert last.startswith(("nothing found that is wrong: no errors", "not ready to train: "))
+    assert status == last.startswith("not ready")
+
+
+@pytest.mark.usefixtures("without_gpus")
+def test_a_conflict_is_an_error_with_its_hint(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> str:
+        raise MissingExtraError(f"abut.{name} needs mcp<2\nhint: environments of their own")
+
+    monkeypatch.setattr(setup_checks, "_version", lambda package: "1.0")
+    monkeypatch.setattr(setup_checks, "require_extra", refuse)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL abut.verifiers needs mcp<2\n     hint: environments of their own\n" in said
+    assert said.splitlines()[-1].startswith("not ready to train: ")
+
+
+def test_without_trl_nothing_trains(monkeypatch: pytest.MonkeyPatch, without_gpus: None) -> None:
+    monkeypatch.setattr(setup_checks, "_version", lambda package: None)
+    assert "TRL is not installed, so nothing trains\nhint: pip install 'abut[trl]'" in map(
+        str, setup_findings()
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    """Make a folder of the demo's tokenizer and a config with an embedding of so many rows."""
+    pytest.importorskip("transformers")
+
+    def make(**config: Any) -> str:
+        shutil.copytree(DEMO_ASSETS, tmp_path / "model", dirs_exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        return str(tmp_path / "model")
+
+    return make
+
+
+def test_a_model_is_exact_and_its_embedding_is_large_enough(model: Any) -> None:
+    for config in ({"vocab_size": 512}, {"text_config": {"vocab_size": 640}}):
+        template, embedding = model_findings(model(**config))
+        assert (template.level, embedding.level) == ("ok", "ok"), (template, embedding)
+    small = list(model_findings(model(vocab_size=500)))[-1]
+    assert small.level == "error"
+    assert "an embedding of 500 rows, a tokenizer of 512 tokens" in small.what
+    assert list(model_findings(model()))[-1].level == "warning"
+
+
+def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (found,) = model_findings(str(tmp_path / "nothing"))
+    assert found.level == "error"
+
+
+def test_options_of_nemo_gym_need_it(capsys: Any) -> None:
+    assert main(["doctor", "--no-play"]) == 1
+    assert "--no-play without --nemo-gym URL" in capsys.readouterr().err
