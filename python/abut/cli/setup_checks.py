@@ -1,4 +1,4 @@
-"""What `abut doctor` finds on this machine and of a model, without a server.
+"""The findings of `abut doctor` on this machine and on a model, without a server.
 
 Invariant: a check ends in findings. Whatever it raises is one of them.
 """

@@ -120,7 +120,7 @@ class ToolEpisode:
         self.reward: Any = 0.0  # until the episode is scored
         self.alive = True
         self.extras: Any = None
-        """Those of `environment`, which abut checks as any environment's."""
+        """The extras of `environment`, which abut checks as any environment's."""
         self.environment: Any = None
         """The object that reward functions get among TRL's `environments`, from `reset` on."""
         self._toolbox = toolbox
