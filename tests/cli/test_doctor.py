@@ -12,9 +12,10 @@ pytest.importorskip("packaging")
 
 import abut.cli.setup_checks as setup_checks
 from abut.cli.__main__ import main
-from abut.cli.setup_checks import gpu_findings, model_findings, setup_findings
+from abut.cli.setup_checks import gpu_findings, model_findings, setup_findings, vllm_findings
 from abut.errors import MissingExtraError
 from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.servers.fake_server import FakeServer
 
 GIB = 1 << 30
 
@@ -112,3 +113,38 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_options_of_nemo_gym_need_it(capsys: Any) -> None:
     assert main(["doctor", "--no-play"]) == 1
     assert "--no-play without --nemo-gym URL" in capsys.readouterr().err
+
+
+def test_a_server_says_its_flags_or_that_it_does_not() -> None:
+    pytest.importorskip("aiohttp")
+    with FakeServer() as server:
+        tried, flags = vllm_findings(server.url)
+        assert (tried.level, flags.level) == ("ok", "warning")
+        assert "in a context of 64 tokens; its logprobs are those after" in tried.what
+        assert "VLLM_SERVER_DEV_MODE=1" in flags.hint
+        model = {"model": "tiny", "logprobs_mode": "raw_logprobs"}
+        parallel = {"tensor_parallel_size": 2}
+        server.info = {"vllm_config": {"model_config": model, "parallel_config": parallel}}
+        flags = vllm_findings(f"{server.url}/v1", api_key="secret")[-1]
+        assert flags.level == "ok"
+        assert flags.what.startswith("its flags: --model tiny ")
+        assert "--logprobs-mode raw_logprobs" in flags.what
+        assert flags.what.endswith("--tensor-parallel-size 2")
+        assert b"Authorization: Bearer secret" in server.headers[-1]
+        server.info = {"vllm_config": "text"}
+        assert vllm_findings(server.url)[-1].level == "warning"
+
+
+def test_a_server_with_other_logprobs_is_an_error() -> None:
+    pytest.importorskip("aiohttp")
+    with FakeServer(probe_logprob=-3.0) as server:
+        tried, _ = vllm_findings(server.url)
+    assert tried.level == "error"
+    assert tried.hint == "start it with --logprobs-mode processed_logprobs"
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    pytest.importorskip("aiohttp")
+    with FakeServer() as server:
+        gone = server.url
+    assert vllm_findings(gone, wait_s=0.1)[0].level == "error"

@@ -1,6 +1,7 @@
 """`abut doctor`: check what training will use, before it starts: this machine, a model, servers."""
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -24,12 +25,15 @@ def add_to(commands: Commands) -> None:
         "doctor",
         help="say what is wrong with what training will use: packages, GPUs, a model, servers",
         description="Check the installed versions, known conflicts and GPUs; with --model also its "
-        "tokenizer, chat template and embedding. With --nemo-gym check a NeMo Gym instead: its "
-        "head, its agents, their model servers, and one rollout of each agent with a scripted "
-        "policy. Each error says what to change, and the last line is the verdict. Exit status: 0 "
-        "no errors, 1 errors.",
+        "tokenizer, chat template and embedding, with --vllm a server. With --nemo-gym check a "
+        "NeMo Gym instead: its head, its agents, their model servers, and one rollout of each "
+        "agent with a scripted policy. Each error says what to change, and the last line is the "
+        "verdict. Exit status: 0 no errors, 1 errors.",
     )
     parser.add_argument("--model", metavar="NAME", help="a name or a folder")
+    parser.add_argument(
+        "--vllm", metavar="URL", help="a vLLM server; $VLLM_API_KEY is its key, if it has one"
+    )
     parser.add_argument("--nemo-gym", metavar="URL", help="the head, http://HOST:11000")
     parser.add_argument(
         "--dataset",
@@ -85,7 +89,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
-    from abut.cli.setup_checks import model_findings, setup_findings
+    from abut.cli.setup_checks import model_findings, setup_findings, vllm_findings
 
     given = [name for name in _OF_GYM if getattr(args, name)]
     if given:
@@ -94,6 +98,8 @@ def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
     yield from setup_findings()
     if args.model is not None:
         yield from model_findings(args.model)
+    if args.vllm is not None:
+        yield from vllm_findings(args.vllm, api_key=os.environ.get("VLLM_API_KEY"))
 
 
 def _of_gym(args: argparse.Namespace) -> Iterator["Finding"]:
@@ -101,6 +107,8 @@ def _of_gym(args: argparse.Namespace) -> Iterator["Finding"]:
 
     if args.model is not None:
         raise ValueError("--model beside --nemo-gym\nhint: --tokenizer NAME, or two calls")
+    if args.vllm is not None:
+        raise ValueError("--vllm beside --nemo-gym\nhint: make two calls")
     if not args.timeout > 0:
         raise ValueError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
     yield from doctor(

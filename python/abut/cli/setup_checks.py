@@ -1,8 +1,9 @@
-"""The findings of `abut doctor` on this machine and on a model, without a server.
+"""The findings of `abut doctor` on this machine, on a model and on a vLLM server.
 
 Invariant: a check ends in findings. Whatever it raises is one of them.
 """
 
+import asyncio
 import json
 import platform
 import sys
@@ -11,12 +12,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from abut.errors import AbutError, MissingExtraError, text_of
+from abut.errors import AbutError, MissingExtraError, SamplerError, text_of
 from abut.extras import EXTRAS, require_extra
+from abut.http import AnswerError, http_get
 from abut.nemo_gym.checks import Finding
 
 _PACKAGES = ("abut", "numpy", "torch", "transformers", "trl", "vllm", "ray", "openai", "mcp")
 _GIB = 1 << 30
+_MODEL_FLAGS = ("model", "dtype", "max_model_len", "logprobs_mode", "max_logprobs", "seed")
+"""The flags of vLLM that matter to training."""
 
 
 def setup_findings() -> Iterator[Finding]:
@@ -93,6 +97,66 @@ def gpu_findings(torch: Any) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(number)
         memory = properties.total_memory / _GIB
         yield Finding("ok", f"GPU {number}: {properties.name}, {memory:.0f} GiB, CUDA {cuda}")
+
+
+def vllm_findings(url: str, *, api_key: str | None = None, wait_s: float = 10.0) -> list[Finding]:
+    """Return what is wrong with a vLLM server; blocks.
+
+    Its flags are known with VLLM_SERVER_DEV_MODE=1 alone. Whether its logprobs are those after
+    temperature and filters is tried in any case, as before each run: a token that is the only one
+    allowed must have the logprob 0.
+
+    Args:
+        url: of the server.
+        api_key: sent as a bearer token.
+        wait_s: seconds to wait for a server that does not answer.
+    """
+    from abut.samplers.vllm import VLLMServerSampler
+
+    try:
+        sampler = VLLMServerSampler(url, api_key=api_key, give_up_s=wait_s)
+    except ValueError as error:
+        return [Finding.of(error)]
+
+    async def open_and_close() -> None:
+        async with sampler:
+            pass
+
+    try:
+        asyncio.run(open_and_close())
+    except SamplerError as error:
+        tried = Finding.of(error)
+    else:
+        what = f"the server at {url} answers, in a context of {sampler.max_context_tokens} tokens"
+        tried = Finding("ok", f"{what}; its logprobs are those after temperature and filters")
+    return [tried, *_of_flags(sampler.base_urls[0], api_key)]
+
+
+def _of_flags(url: str, api_key: str | None) -> Iterator[Finding]:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        said = http_get(
+            f"{url}/server_info?config_format=json",
+            local=True,
+            timeout_s=60.0,
+            max_message_bytes=1 << 24,
+            headers=headers,
+        )
+        config = json.loads(said)["vllm_config"]
+        model, parallel = config["model_config"], config["parallel_config"]
+        flags = {name: model.get(name) for name in _MODEL_FLAGS}
+        flags["tensor_parallel_size"] = parallel.get("tensor_parallel_size")
+    except AnswerError as error:
+        yield Finding(
+            "warning",
+            f"the server at {url} does not say its flags: {error}",
+            "set VLLM_SERVER_DEV_MODE=1 where it starts, on a network that you trust",
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        yield Finding("warning", f"the flags of the server cannot be read: {text_of(error)}")
+    else:
+        options = (f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
+        yield Finding("ok", f"its flags: {' '.join(options)}")
 
 
 def model_findings(name: str) -> Iterator[Finding]:

@@ -77,6 +77,7 @@ class FakeServer:
         self.probe_faults: list[Fault] = []
         self.models = models or [{"id": "tiny", "max_model_len": 64}]
         self.models_status = 200
+        self.info: Any = None
         self.probe_logprob = probe_logprob
         self.delay_s = delay_s
         self.port = port
@@ -161,6 +162,8 @@ class FakeServer:
             self.write(writer, 307, {}, {"Location": self.moved[path]})
         elif path in ("/health", "/health/"):
             self.write(writer, 200, {})
+        elif path.startswith("/server_info"):  # vLLM's with VLLM_SERVER_DEV_MODE alone
+            self.write(writer, 404 if self.info is None else 200, self.info or {})
         elif path.endswith("/v1/models"):
             self.write(writer, self.models_status, {"data": self.models})
         elif path == "/detokenize":
