@@ -12,7 +12,13 @@ pytest.importorskip("packaging")
 
 import abut.cli.setup_checks as setup_checks
 from abut.cli.__main__ import main
-from abut.cli.setup_checks import gpu_findings, model_findings, setup_findings, vllm_findings
+from abut.cli.setup_checks import (
+    env_findings,
+    gpu_findings,
+    model_findings,
+    setup_findings,
+    vllm_findings,
+)
 from abut.errors import MissingExtraError
 from tests.kit.checkout import DEMO_ASSETS
 from tests.kit.servers.fake_server import FakeServer
@@ -148,3 +154,46 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     with FakeServer() as server:
         gone = server.url
     assert vllm_findings(gone, wait_s=0.1)[0].level == "error"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """Save a model with random weights and its tokenizer."""
+    pytest.importorskip("torch")
+    from tests.kit.training.models import rank_model
+
+    tokenizer, model = rank_model()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_an_environment_is_played_with_a_script_and_a_model(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted, sampled = env_findings("abut.envs:WordGuessEnv", small, None)
+    assert (scripted.level, sampled.level) == ("ok", "ok"), (scripted, sampled)
+    assert "6 turns, ended by env_done, " in scripted.what
+    assert scripted.what.endswith("seams exact, reward 0")
+    assert f"sampled with {small}: " in sampled.what
+
+    (tmp_path / "broken_env.py").write_text(
+        "from abut.envs import WordGuessEnv\n\n\n"
+        "class Fails(WordGuessEnv):\n    def step(self, action):\n"
+        "        raise KeyError('oh')\n\n\n"
+        "class Unscored(WordGuessEnv):\n    def step(self, action):\n"
+        "        self.reward, self.alive = None, False\n        return self, ''\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    failed = list(env_findings("broken_env:Fails", small, None))
+    assert [found.level for found in failed] == ["error", "error"]
+    assert "failed: EnvError: Fails.step raised KeyError: 'oh'" in failed[0].what
+    unscored = list(env_findings("broken_env:Unscored", small, None))
+    assert [found.level for found in unscored] == ["warning", "warning"]
+    (missing,) = env_findings("broken_env:Other", small, None)
+    assert (missing.level, "has no 'Other'" in missing.what) == ("error", True)
+
+
+def test_an_environment_needs_a_model(capsys: Any, without_gpus: None) -> None:
+    assert main(["doctor", "abut.envs:WordGuessEnv"]) == 1
+    assert "without --model NAME" in capsys.readouterr().err

@@ -30,6 +30,19 @@ def add_to(commands: Commands) -> None:
         "agent with a scripted policy. Each error says what to change, and the last line is the "
         "verdict. Exit status: 0 no errors, 1 errors.",
     )
+    parser.add_argument(
+        "env",
+        nargs="?",
+        metavar="MODULE:NAME",
+        help="an environment or agent, as for `abut play`: plays one episode with a scripted reply "
+        "and one with --model",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="rows with a column `prompt`, of which the first is played",
+    )
     parser.add_argument("--model", metavar="NAME", help="a name or a folder")
     parser.add_argument(
         "--vllm", metavar="URL", help="a vLLM server; $VLLM_API_KEY is its key, if it has one"
@@ -89,7 +102,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
-    from abut.cli.setup_checks import model_findings, setup_findings, vllm_findings
+    from abut.cli.setup_checks import env_findings, model_findings, setup_findings, vllm_findings
 
     given = [name for name in _OF_GYM if getattr(args, name)]
     if given:
@@ -98,6 +111,10 @@ def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
     yield from setup_findings()
     if args.model is not None:
         yield from model_findings(args.model)
+    if args.env is not None:
+        if args.model is None:
+            raise ValueError(f"{args.env} without --model NAME, whose template writes the episode")
+        yield from env_findings(args.env, args.model, args.rows)
     if args.vllm is not None:
         yield from vllm_findings(args.vllm, api_key=os.environ.get("VLLM_API_KEY"))
 
@@ -109,6 +126,8 @@ def _of_gym(args: argparse.Namespace) -> Iterator["Finding"]:
         raise ValueError("--model beside --nemo-gym\nhint: --tokenizer NAME, or two calls")
     if args.vllm is not None:
         raise ValueError("--vllm beside --nemo-gym\nhint: make two calls")
+    if args.env is not None:
+        raise ValueError(f"{args.env} beside --nemo-gym\nhint: make two calls")
     if not args.timeout > 0:
         raise ValueError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
     yield from doctor(

@@ -298,7 +298,7 @@ def _policies(args: argparse.Namespace) -> Iterator[NamedPolicy]:
     settings = SamplingSettings(temperature=args.temperature)
     models = args.model if isinstance(args.model, list) else [args.model] * bool(args.model)
     for name in models:
-        yield NamedPolicy(name, partial(_loaded, name, settings))
+        yield NamedPolicy(name, partial(load_policy, name, settings))
     if args.vllm:
         if args.tokenizer is None:
             raise ValueError("--vllm without --tokenizer\nhint: --tokenizer NAME of that model")
@@ -312,7 +312,8 @@ def _policies(args: argparse.Namespace) -> Iterator[NamedPolicy]:
         yield NamedPolicy(args.chat_model, lambda: {"sampler": sampler})
 
 
-def _loaded(name: str, settings: "SamplingSettings") -> Mapping[str, Any]:
+def load_policy(name: str, settings: "SamplingSettings") -> Mapping[str, Any]:
+    """Load a model, onto the GPU if there is one; returns what `abut.play` takes for it."""
     from abut.demo.run import load_model
 
     model, tokenizer = load_model(name)

@@ -1,4 +1,4 @@
-"""The findings of `abut doctor` on this machine, on a model and on a vLLM server.
+"""The findings of `abut doctor` on this machine, a model, an environment and a server.
 
 Invariant: a check ends in findings. Whatever it raises is one of them.
 """
@@ -7,7 +7,7 @@ import asyncio
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from abut.nemo_gym.checks import Finding
 
 _PACKAGES = ("abut", "numpy", "torch", "transformers", "trl", "vllm", "ray", "openai", "mcp")
 _GIB = 1 << 30
+_SCRIPT = "I do not know."
+"""The policy's turns in the scripted episode: no environment may fail because of them."""
 _MODEL_FLAGS = ("model", "dtype", "max_model_len", "logprobs_mode", "max_logprobs", "seed")
 """The flags of vLLM that matter to training."""
 
@@ -179,6 +181,53 @@ def model_findings(name: str) -> Iterator[Finding]:
     hint = "" if found.exact else f"`abut check {name}` says where and why"
     yield Finding("ok" if found.exact else "error", f"{name}: {verdict}", hint)
     yield _of_embedding(name, len(tokenizer))
+
+
+def env_findings(env_name: str, model: str, rows: Path | None) -> Iterator[Finding]:
+    """Play an episode with a scripted reply and one with a model, and yield what they came to.
+
+    Args:
+        env_name: `MODULE:NAME`.
+        model: a name or a folder; its tokenizer writes both episodes.
+        rows: a file of rows, of which the first is played; None: the environment's own dataset, or
+            an empty prompt.
+    """
+    from abut.cli.evaluate import load_policy
+    from abut.demo.run import load_env
+    from abut.evaluation.without_trainer import read_rows
+    from abut.samplers import ScriptedReplies
+    from abut.samplers.settings import SamplingSettings
+
+    scripted = {"sampler": ScriptedReplies(lambda messages, turn: _SCRIPT), "tokenizer": model}
+    try:
+        env = load_env(env_name)
+        own = getattr(env, "dataset", None)
+        found: Iterable[Any] = () if own is None or not callable(own) else own(1)
+        row = next(iter(read_rows(rows) if rows is not None else found), {"prompt": ""})
+        yield _of_episode(env, row, f"an episode of the reply {_SCRIPT!r}", scripted)
+        sampled = load_policy(model, SamplingSettings())
+        yield _of_episode(env, row, f"an episode sampled with {model}", sampled)
+    except (AbutError, ValueError, TypeError, OSError) as error:
+        yield Finding.of(error)
+
+
+def _of_episode(env: Any, row: Mapping[str, Any], what: str, policy: Mapping[str, Any]) -> Finding:
+    from abut.evaluation.without_trainer import Plan
+    from abut.rollout.config import RolloutConfig
+
+    config = RolloutConfig(max_turn_tokens=256, retries=0, max_failed_frac=1.0)
+    (rollout,) = Plan(env, [row], config=config, **policy).run()
+    if rollout.failed:
+        return Finding.of(AbutError(f"{what} failed: {rollout.error}"))
+    exact = sum(is_exact for _, is_exact in rollout.seams)
+    said = (
+        f"{what}: {len(rollout.turns)} turns, ended by {rollout.stop_reason}, "
+        f"{exact} of {len(rollout.seams)} seams exact"
+    )
+    if rollout.reward is None:
+        hint = "set self.reward, or score it with a reward function"
+        return Finding("warning", f"{said}, no reward", hint)
+    return Finding("ok", f"{said}, reward {rollout.reward:g}")
 
 
 def _of_embedding(name: str, tokens: int) -> Finding:
