@@ -21,7 +21,7 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
 VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -117,6 +117,10 @@ test-harbor: build .venv-harbor/deps.stamp .venv-agents/coding/deps.stamp .venv-
 test-inspect: build .venv-inspect/deps.stamp
 	PYTHONPATH=$(abspath python) .venv-inspect/bin/python -m pytest -W ignore -m inspect_ai tests/inspect_ai
 
+# Servers of the Model Context Protocol, as people install them.
+test-mcp: build .venv-mcp/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-mcp/bin/python -m pytest -W ignore -m mcp tests/tools/mcp
+
 # The tests run in our environment, because abut imports nothing of NeMo Gym.
 test-nemo-gym: build .venv-nemo-gym/deps.stamp
 	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m "not nodes" tests/nemo_gym
@@ -191,6 +195,7 @@ $(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.sta
 .venv-harbor/deps.stamp: tests/harbor/requirements.txt
 .venv-harbor/deps.stamp: PYTHON = $(or $(PYTHON_312),$(error harbor needs Python 3.12, which is not here))
 .venv-inspect/deps.stamp: tests/inspect_ai/requirements.txt
+.venv-mcp/deps.stamp: tests/tools/mcp/requirements.txt
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
 # DeepSpeed compiles nothing here.
 .venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt
@@ -214,7 +219,7 @@ $(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --requi
 	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
 	touch $@
 
-ENVIRONMENTS := vllm openenv eval-protocol harbor inspect nemo-gym browser ray deepspeed
+ENVIRONMENTS := vllm openenv eval-protocol harbor inspect mcp nemo-gym browser ray deepspeed
 .PHONY: $(ENVIRONMENTS:%=%-env)
 $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 

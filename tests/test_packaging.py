@@ -276,6 +276,21 @@ USES = {
         task = inspect_task(Task(dataset=[Sample(input="hi")]), log_dir=None)
         assert task.dataset()["prompt"][0] == "hi"
     """,
+    "mcp": """
+        import sys
+
+        import abut
+        from abut.errors import EnvError
+
+        command = [sys.executable, "-c", "raise SystemExit('says nothing')"]
+        env = abut.tool_env(mcp={"silent": {"command": command}}, reward=len)
+        try:
+            env.tools
+        except EnvError as error:
+            assert "says nothing" in str(error)
+        else:
+            raise AssertionError
+    """,
     "claude-code": """
         from abut.agents import ClaudeCode
         from abut.gateway import Gateway
@@ -422,6 +437,7 @@ ALONE = {
     "eval_protocol": ("eval_protocol", "test-eval-protocol"),
     "harbor": ("harbor", "test-harbor"),
     "inspect_ai": ("inspect_ai", "test-inspect"),
+    "mcp": ("mcp", "test-mcp"),
     "ray": ("ray", "test-ray"),
     "verifiers": ("verifiers", "test-verifiers"),
 }
@@ -537,6 +553,7 @@ def test_the_extras_are_those_of_the_modules(wheel: Path) -> None:
         "hf",
         "images",
         "inspect_ai",
+        "mcp",
         "nemo_gym",
         "trl",
         "vllm",

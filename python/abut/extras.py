@@ -1,4 +1,4 @@
-"""Packages of environments: the versions that abut takes, and which of them exclude each other.
+"""Packages that extras bring: the versions that abut takes, and which of them exclude each other.
 
 Invariant: a package that is missing, too old, or not beside what it needs is named before it is
 imported. An import would fail somewhere inside, with the name of a module that nobody knows.
@@ -19,20 +19,23 @@ class Extra(NamedTuple):
         package: its name in package indexes.
         versions: the versions that abut takes.
         python: the oldest Python that the package takes.
+        needing: what of abut needs it; empty: the module of the extra's name.
     """
 
     package: str
     versions: str
     python: tuple[int, int] = (3, 11)
+    needing: str = ""
 
 
 EXTRAS = {
     "eval_protocol": Extra("eval-protocol", ">=0.3.33"),
     "harbor": Extra("harbor", ">=0.26,<0.27", (3, 12)),
     "inspect_ai": Extra("inspect-ai", ">=0.3.277"),
+    "mcp": Extra("mcp", ">=2.3,<3", needing="tool_env(mcp=…)"),
     "verifiers": Extra("verifiers", ">=0.1.9,<0.5"),
 }
-"""The extras that bring environments, by name."""
+"""The extras that bring environments or tools, by name."""
 
 _CONTESTED = ("mcp", "openai")
 """The packages of which environments want versions that exclude each other."""
@@ -49,16 +52,18 @@ def require_extra(name: str) -> str:
             version of a package that is installed; names both sides.
     """
     extra = EXTRAS[name]
+    needing = extra.needing or f"abut.{name}"
     installed = _version(extra.package)
     if installed is None:
         hint = f"pip install 'abut[{name}]'"
         if sys.version_info < extra.python:
             hint = f"{extra.package} needs Python {'.'.join(map(str, extra.python))} or later"
-        raise MissingExtraError(f"abut.{name} needs {extra.package}: {hint}")
+        raise MissingExtraError(f"{needing} needs {extra.package}: {hint}")
     if not _takes(extra.versions, installed):
+        other = _other_side(extra.package, extra.versions, installed)
         raise MissingExtraError(
-            f"abut.{name} takes {extra.package}{extra.versions}, and {installed} is installed\n"
-            f"hint: pip install 'abut[{name}]'"
+            f"{needing} takes {extra.package}{extra.versions}, and {installed} is installed"
+            + (other or f"\nhint: pip install 'abut[{name}]'")
         )
     for by, package, specifier in _contested(extra.package):
         through = "" if by == extra.package else f", by its {by} {_version(by)},"
@@ -82,11 +87,15 @@ def check_beside(needing: str, package: str, specifier: str) -> None:
         return
     raise MissingExtraError(
         f"{needing} needs {package}{specifier}, and {installed or 'none'} is installed"
-        f"{_other_side(package, specifier, installed)}"
+        + (
+            _other_side(package, specifier, installed)
+            or f"\nhint: pip install '{package}{specifier}'"
+        )
     )
 
 
 def _other_side(package: str, specifier: str, installed: str | None) -> str:
+    """Return which package needs the version that is installed; empty if none does."""
     for other in EXTRAS.values():
         for _, name, wanted in _contested(other.package):
             # It takes what is installed and we do not: the two cannot be in one environment.
@@ -95,7 +104,7 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
                     f", which {other.package} {_version(other.package)} needs ({package}{wanted})\n"
                     "hint: install the two in environments of their own"
                 )
-    return f"\nhint: pip install '{package}{specifier}'"
+    return ""
 
 
 def _contested(package: str) -> Iterator[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ import environments as envs
 
 # The extras with environments of their own. That of Eval Protocol, which asks for newer packages
 # than the others, has the oldest that its extra allows.
-ALONE = ("eval_protocol", "harbor", "inspect_ai", "verifiers", "ray", "claude-code", "codex")
+ALONE = ("eval_protocol", "harbor", "inspect_ai", "mcp", "verifiers", "ray", "claude-code", "codex")
 # What the tests of a kind need besides, and which they are. Light ones are all that need no torch.
 NEEDS = {"trl": "tests/trl_matrix/requirements.txt", "ray": "tests/ray/requirements.txt"}
 TESTS = {

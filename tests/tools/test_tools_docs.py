@@ -15,7 +15,7 @@ pytest.importorskip("trl")
     ("block", "texts"),
     [
         (0, ["What is a dozen times 3?<|im_end|>", '"name": "multiply"', '"name": "search"']),
-        (1, ["Begin. Count to 3.<|im_end|>", '"name": "increment"']),
+        (3, ["Begin. Count to 3.<|im_end|>", '"name": "increment"']),
     ],
     ids=["functions", "environment class"],
 )

@@ -5,24 +5,17 @@ text. Arrow would add a null for each key that only other rows have. A missing s
 0.0, and so is one that is not finite.
 """
 
-import asyncio
-import logging
 import math
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
+from abut.concurrency.serving import Serving as Serving
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
-from abut.errors import text_of
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _PREVIEW_CHARS = 2000
 """Enough for TRL's tables of completions; a prompt with a whole book would fill the terminal."""
@@ -227,70 +220,3 @@ class OutputFolder:
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             temporary.cleanup()
-
-
-class Serving(Generic[T]):
-    """An async context manager that stays entered from batch to batch, until `close`.
-
-    One task enters and leaves it, because task groups and cancel scopes must be left by the task
-    that entered them. An agent awaits `started` in its `start` and `close` in its `close`.
-
-    Args:
-        context: makes the context manager.
-        name: the agent's name, for warnings.
-    """
-
-    def __init__(self, context: Callable[[], AbstractAsyncContextManager[T]], name: str) -> None:
-        self._context, self._name = context, name
-        self._task: asyncio.Task[None] | None = None
-        self._entered: asyncio.Future[T] | None = None
-        self._over = asyncio.Event()
-
-    async def started(self) -> T:
-        """Return what the context manager returns; the first call enters it.
-
-        One that has ended by itself since, or whose loop is no longer used, is entered anew.
-
-        Raises:
-            Exception: what it raises where it is entered.
-        """
-        loop = asyncio.get_running_loop()
-        task, entered = self._task, self._entered
-        if task is not None and (task.get_loop() is not loop or task.done()):
-            self._say_ended(task)
-            task = None
-        if task is None or entered is None:
-            entered = self._entered = loop.create_future()
-            self._over = asyncio.Event()
-            task = self._task = loop.create_task(self._serve(entered, self._over))
-        both: set[asyncio.Future[Any]] = {task, entered}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not entered.done():
-            self._task = None
-            task.result()  # raises, because a task that has entered settles `entered`
-        return entered.result()
-
-    async def close(self) -> None:
-        """Leave the context manager, if it is entered.
-
-        Raises:
-            Exception: what it raises where it is left.
-        """
-        task, self._task = self._task, None
-        if task is None or task.cancelled() or task.get_loop() is not asyncio.get_running_loop():
-            return
-        self._over.set()
-        await task
-
-    async def _serve(self, entered: "asyncio.Future[T]", over: asyncio.Event) -> None:
-        async with self._context() as value:
-            entered.set_result(value)
-            await over.wait()
-
-    def _say_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.done():  # something blocks its loop for good, and nothing can be awaited there
-            logger.warning("%s starts to serve again, because its event loop is lost", self._name)
-            return
-        error = None if task.cancelled() else task.exception()
-        why = "it was cancelled" if error is None else text_of(error)
-        logger.warning("%s starts to serve again, because it has ended: %s", self._name, why)

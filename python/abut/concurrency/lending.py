@@ -27,12 +27,13 @@ class PoolLoop:
 
     Args:
         owner: the name of the pool in errors.
+        loop: nobody runs it yet; None makes one.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        self._loop: DaemonLoop | None = DaemonLoop(f"abut-{owner.lower()}")
+        self._loop: DaemonLoop | None = DaemonLoop(f"abut-{owner.lower()}", loop)
 
     def submit(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
         """Run the coroutine that `call` makes; `EnvError` if the pool was closed."""

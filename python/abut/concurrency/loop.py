@@ -119,10 +119,14 @@ class DaemonLoop(LoopTasks):
 
     A closed loop stands still and keeps what belongs to it, connections of a client for example, so
     that they can be used when the loop is opened again.
+
+    Args:
+        name: names the thread.
+        loop: nobody runs it yet; None makes one.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(new_loop())
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(loop or new_loop())
         self._name = name
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -31,6 +31,7 @@ from abut.samplers.in_process import AnySampler
 from abut.samplers.sampler import SampleRequest
 from abut.samplers.settings import SamplingSettings, settings_for_clients
 from abut.template.image_processor import ImageProcessor
+from abut.tools.tool_env import ToolEnv
 from abut.trl.route import EnvArgument
 from abut.trl.run_records import RolloutRecorder
 from abut.trl.tasks import Tasks
@@ -225,6 +226,9 @@ class Plan:
 
         with ExitStack() as stack:
             stack.callback(_flush, arguments.recorder)
+            for kind in arguments.route.kinds:
+                if isinstance(kind, ToolEnv):  # its servers are those of this run
+                    stack.callback(kind.close)
             if arguments.route.agents:
                 stack.enter_context(_serving(arguments, ends=self._ends_gateway))
             try:

@@ -10,7 +10,6 @@ a time: they are of one object, which nobody made for several threads.
 import dataclasses
 import functools
 import inspect
-import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +22,13 @@ from abut.errors import EnvError
 from abut.messages import Message, image_content, images_of
 from abut.processor import PartsProcessor
 from abut.tool_calls.parse import ToolCallFormat
-from abut.tools.tool_env import ToolEpisode, call_parser, schemas_by_name
+from abut.tools.tool_env import (
+    ToolEpisode,
+    call_parser,
+    method_of,
+    public_methods,
+    schemas_by_name,
+)
 from abut.tools.tool_messages import ToolAnswers, spoken_messages
 from abut.tools.toolbox import Function, Result, Toolbox, ToolFaults, ToolRules, ToolTexts
 
@@ -69,8 +74,8 @@ def from_environment_factory(
             f"{made.__name__} has no method 'reset'\n"
             "hint: pass a class or factory as for GRPOTrainer(environment_factory=…)"
         )
-    names = _tool_names(made)
-    schemas = schemas_by_name([*tools, *(_bound(made, name) for name in names)])
+    names = public_methods(made, without=_NO_TOOLS)
+    schemas = schemas_by_name([*tools, *(method_of(made, name) for name in names)])
     if not schemas:
         raise ValueError(
             f"{made.__name__} has no tools\nhint: its public methods, reset and get_reward excepted"
@@ -111,7 +116,7 @@ def makes_environment_for_trl(env: Any) -> bool:
     made = _class_of(env)
     if made is None or hasattr(made, "step"):
         return False
-    names = _tool_names(made)
+    names = public_methods(made, without=_NO_TOOLS)
     return (
         callable(getattr(made, "reset", None))
         and bool(names)
@@ -217,23 +222,6 @@ def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:
     if history[-1]["role"] == "user" and (isinstance(last, str) or images_of(last)):
         return history[:-1], history[-1]
     return history, {"role": "user", "content": ""}
-
-
-def _tool_names(made: type) -> list[str]:
-    """As TRL finds them: in the class, since a look at an instance would run its properties."""
-    return [
-        name
-        for name, _ in inspect.getmembers(made, inspect.isfunction)
-        if name not in _NO_TOOLS and not name.startswith("_")
-    ]
-
-
-def _bound(made: type, name: str) -> Function:
-    """A method without its `self`, which older versions of transformers take for a parameter."""
-    function: Function = getattr(made, name)
-    if isinstance(inspect.getattr_static(made, name), staticmethod):
-        return function
-    return types.MethodType(function, made)
 
 
 def _content(value: Any) -> Result:

@@ -21,7 +21,7 @@ from abut.concurrency.loop import is_cancelled
 from abut.concurrency.loop_watch import wait_sparing
 from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.foreign import call_anywhere, no_signals_hint, raised_by_env
-from abut.errors import EnvError, text_of, trace_of
+from abut.errors import EnvError, InvalidAction, text_of, trace_of
 from abut.messages import Message, image_content
 from abut.notices import Once
 from abut.tool_calls.parsed import Parse, ParsedCalls, ToolCall
@@ -265,6 +265,8 @@ class Toolbox:
             return value if inspect.isawaitable(value) else self._texts.result(value)
         except EnvError:
             raise
+        except InvalidAction as error:  # its text is for the policy, and nobody's fault but its own
+            return _ErrorText(self._texts.error(str(error)))
         except BaseException as error:  # SystemExit of a tool does not end training
             self._faults.note(name, error)
             return _ErrorText(self._texts.error(error))

@@ -1,0 +1,282 @@
+"""One session with a server of the Model Context Protocol, by the official package `mcp`.
+
+Invariant: a server that is gone is an `EnvError`, so it fails the rollout and not the policy; what
+a living server refuses is an `InvalidAction`, which the policy is told. A child process has only
+PATH and the server's `env` as its environment.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import get_default_environment, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CONNECTION_CLOSED, Implementation
+
+from abut._native import __version__
+from abut.errors import EnvError, ImageError, InvalidAction, text_of
+from abut.images import Image
+from abut.tools.mcp_settings import McpServer
+from abut.tools.toolbox import Result
+
+START_S = 300.0
+"""How long a server may take to start: `npx` and `uvx` may download it first."""
+_LOG_BYTES = 2000
+"""The end of a server's log, for errors."""
+_CONNECT_S, _READ_S = 30.0, 300.0
+"""A server may hold a response open while its tool works."""
+_SESSION_GONE = "Session terminated"
+"""What `mcp` makes of the answer 404 inside a session: the server has restarted."""
+_NO_ANSWER = "Server returned an error response"
+"""What `mcp` makes of an HTTP error without an error of the protocol in it."""
+
+
+class McpSession:
+    """A session, and the tools that the server has in it.
+
+    Args:
+        server: its settings.
+        client: the connection, which has been made.
+    """
+
+    def __init__(self, server: McpServer, client: Any) -> None:
+        self._server = server
+        self._client = client
+        self._timeout: asyncio.Timeout | None = None
+        self._ended = asyncio.Event()
+        self._log_end = ""
+
+    async def schemas(self) -> dict[str, dict[str, Any]]:
+        """Ask the server for its tools; return the JSON schema of each, by the server's name.
+
+        Raises:
+            EnvError: the server is gone, or cannot list them.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        cursor: str | None = None
+        while True:
+            try:
+                page = await self._client.list_tools(cursor=cursor)
+            except Exception as error:
+                await self._lose()
+                raise self._gone(error) from error
+            for tool in page.tools:
+                found[tool.name] = _schema(tool, self._server.prefix)
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool, and return the result as the server gave it.
+
+        Raises:
+            InvalidAction: the server refuses the call, or its result is not what its schema says.
+            EnvError: the server is gone.
+        """
+        try:
+            if not self._ended.is_set():
+                return await self._client.call_tool(tool, dict(arguments))
+            raise ConnectionError("the session has ended")
+        except MCPError as error:
+            gone = error.code == CONNECTION_CLOSED or error.message in (_SESSION_GONE, _NO_ANSWER)
+            if not gone:
+                raise InvalidAction(error.message) from error
+            await self._lose()
+            raise self._gone(error) from error
+        except (RuntimeError, ValueError) as error:
+            if not self._ended.is_set():  # of a result that breaks the server's own schema
+                raise InvalidAction(str(error)) from error
+            raise self._gone(error) from error
+        except Exception as error:
+            await self._lose()
+            raise self._gone(error) from error
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """Stay until the caller leaves, or the server is gone.
+
+        Raises:
+            ConnectionError: it is gone.
+        """
+        try:
+            async with asyncio.timeout(None) as self._timeout:
+                yield
+        except TimeoutError:
+            raise ConnectionError(f"{self._server.title} has ended") from None
+
+    def over(self, log_end: str) -> None:
+        """Note that the session has been left, for whoever still calls."""
+        self._log_end = log_end
+        self._ended.set()
+
+    async def _lose(self) -> None:
+        """End the session, and wait until its process is gone."""
+        if self._timeout is not None and not self._ended.is_set():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+        await self._ended.wait()
+
+    def _gone(self, error: BaseException) -> EnvError:
+        return EnvError(f"{self._server.title} is gone: {_told(error)}{self._log_end}")
+
+
+@asynccontextmanager
+async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
+    """Start a session; its process ends with it.
+
+    Raises:
+        EnvError: the server cannot be started or reached.
+        ConnectionError: the server is gone, when the session is left.
+    """
+    session: McpSession | None = None
+    with tempfile.TemporaryFile() as log:
+        try:
+            async with AsyncExitStack() as stack:
+                client = Client(
+                    _transport(server, log),
+                    client_info=Implementation(name="abut", version=__version__),
+                    cache=None,
+                )
+                async with asyncio.timeout(START_S):
+                    await stack.enter_async_context(client)
+                session = McpSession(server, client)
+                async with session.living():
+                    yield session
+        except EnvError:
+            raise
+        except TimeoutError:
+            raise EnvError(
+                f"{server.title} has not answered within {START_S:g} s{_end_of(log)}"
+            ) from None
+        except Exception as error:
+            if isinstance(error, ConnectionError) and session is not None:
+                raise
+            if session is not None:
+                raise ConnectionError(f"{server.title} is gone: {_told(error)}") from error
+            raise EnvError(
+                f"{server.title} cannot be used: {_told(error)}{_end_of(log)}\n"
+                f"hint: {_start_hint(server)}"
+            ) from error
+        finally:
+            if session is not None:
+                session.over(_end_of(log))
+
+
+def content_of(result: Any) -> Result:
+    """Return the content that tells the policy a result; images are read here, so on a thread.
+
+    Raises:
+        InvalidAction: the result is an error, or has what no policy can be shown.
+        MissingExtraError: it has an image, and Pillow is not installed.
+    """
+    if result.is_error:
+        texts = [block.text for block in result.content if block.type == "text"]
+        raise InvalidAction("\n".join(texts) or "the tool failed, and does not say why")
+    blocks = [_block(block) for block in result.content]
+    if not blocks and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    if all(block["type"] == "text" for block in blocks):
+        return "\n".join(block["text"] for block in blocks)
+    return blocks
+
+
+def _block(block: Any) -> dict[str, Any]:
+    if block.type == "text":
+        return {"type": "text", "text": block.text}
+    if block.type == "image":
+        return _image(block.data)
+    if block.type == "resource_link":
+        return {"type": "text", "text": f"{block.name}: {block.uri}"}
+    if block.type == "resource":
+        resource = block.resource
+        if (text := getattr(resource, "text", None)) is not None:
+            return {"type": "text", "text": text}
+        if (resource.mime_type or "").startswith("image/"):
+            return _image(resource.blob)
+        raise InvalidAction(f"the tool returned {resource.mime_type or 'binary data'}, not text")
+    raise InvalidAction(f"the tool returned {block.type}, which cannot be shown here")
+
+
+def _image(data: str) -> dict[str, Any]:
+    try:
+        return {"type": "image", "image": Image(base64.b64decode(data))}
+    except (ImageError, ValueError) as error:
+        raise InvalidAction(f"the tool returned an image that cannot be read: {error}") from error
+
+
+def _schema(tool: Any, prefix: str) -> dict[str, Any]:
+    """Return a tool's schema in the form that chat templates take."""
+    return {
+        "type": "function",
+        "function": {
+            "name": f"{prefix}{tool.name}",
+            "description": tool.description or "",
+            # Templates that write parameters one by one look for both.
+            "parameters": {"type": "object", "properties": {}, **tool.input_schema},
+        },
+    }
+
+
+def _transport(server: McpServer, log: Any) -> AbstractAsyncContextManager[Any]:
+    if server.url:
+        return _http(server)
+    client: AbstractAsyncContextManager[Any] = stdio_client(_process(server), errlog=log)
+    return client
+
+
+@asynccontextmanager
+async def _http(server: McpServer) -> AsyncIterator[Any]:
+    timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
+    async with (
+        httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout) as http,
+        streamable_http_client(server.url, http_client=http) as streams,
+    ):
+        yield streams
+
+
+def _process(server: McpServer) -> StdioServerParameters:
+    env = {"PATH": os.environ.get("PATH", os.defpath), **server.env}
+    program, *arguments = server.command
+    found = shutil.which(program, path=env["PATH"])
+    if found is None:
+        raise EnvError(
+            f"{server.title}: there is no program {program!r}\n"
+            "hint: give its path, or an env with another PATH",
+            may_pass=False,
+        )
+    # `mcp` adds HOME, USER and others to what it is given, and only another program can take them
+    # away. On Windows no process starts without some of these.
+    added = sorted(get_default_environment().keys() - env.keys())
+    if added and sys.platform != "win32":
+        unset = [part for name in added for part in ("-u", name)]
+        found, arguments = shutil.which("env") or "/usr/bin/env", [*unset, found, *arguments]
+    return StdioServerParameters(command=found, args=arguments, env=env)
+
+
+def _start_hint(server: McpServer) -> str:
+    if server.url:
+        return "is it running, and does it speak streamable HTTP at this path?"
+    return f"it gets only PATH and env: mcp={{{server.name!r}: {{…, 'env': {{'NAME': …}}}}}}"
+
+
+def _told(error: BaseException) -> str:
+    """Return the text of an error; of a group, that of the first error in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return text_of(error)
+
+
+def _end_of(log: Any) -> str:
+    """Return the end of what a process has written to stderr, as the last lines of an error."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LOG_BYTES))
+    text = log.read().decode(errors="replace").strip()
+    return f"\nthe end of its log:\n{text}" if text else ""
