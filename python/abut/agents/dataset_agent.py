@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from abut.concurrency.serving import Serving as Serving
 from abut.envs.signatures import UnplayableRow
 from abut.envs.task import RolloutTask
+
+T = TypeVar("T")
 
 _PREVIEW_CHARS = 2000
 """Enough for TRL's tables of completions; a prompt with a whole book would fill the terminal."""

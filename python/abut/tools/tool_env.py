@@ -253,7 +253,7 @@ def public_methods(made: type, *, without: Collection[str] = ()) -> list[str]:
 
 
 def method_of(made: type, name: str) -> Function:
-    """Return a method without its `self`, which old versions of transformers take as a parameter."""
+    """A method without its `self`, which older versions of transformers take for a parameter."""
     function: Function = getattr(made, name)
     if isinstance(inspect.getattr_static(made, name), staticmethod):
         return function
