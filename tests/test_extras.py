@@ -96,6 +96,23 @@ def test_a_package_may_need_another_by_a_third(install: Install) -> None:
     assert require_extra("verifiers") == "0.4.0"
 
 
+def test_servers_of_tools_want_a_package_that_verifiers_pins(install: Install) -> None:
+    with pytest.raises(MissingExtraError, match=r"^tool_env\(mcp=…\) needs mcp: pip install 'abut"):
+        require_extra("mcp")
+    install("mcp", "2.0.0")
+    with pytest.raises(MissingExtraError) as raised:
+        require_extra("mcp")
+    said = "tool_env(mcp=…) takes mcp>=2.3,<3, and 2.0.0 is installed"
+    assert str(raised.value) == f"{said}\nhint: pip install 'abut[mcp]'"
+    install("verifiers", "0.4.0", "mcp==2.0.0")
+    with pytest.raises(MissingExtraError) as raised:
+        require_extra("mcp")
+    assert str(raised.value) == (
+        f"{said}, which verifiers 0.4.0 needs (mcp==2.0.0)\n"
+        "hint: install the two in environments of their own"
+    )
+
+
 def test_a_grader_s_package_may_be_another_s(install: Install) -> None:
     install("verifiers", "0.4.0", "openai<3")
     install("openai", "2.54.0")

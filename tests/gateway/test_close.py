@@ -178,6 +178,30 @@ def test_what_serving_raises_ends_the_batch_and_the_next_one_tries_again() -> No
     asyncio.run(check())
 
 
+def test_what_is_never_entered_is_cancelled() -> None:
+    left: list[str] = []
+
+    @asynccontextmanager
+    async def server() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            left.append("left")
+
+    async def check() -> None:
+        serving = Serving(server, "agent")
+        starts = asyncio.ensure_future(serving.started())
+        await asyncio.sleep(0)  # it waits
+        await asyncio.sleep(0)  # the context manager is being entered
+        await serving.close()
+        assert left == ["left"]
+        await asyncio.wait([starts])
+        assert starts.cancelled()
+
+    asyncio.run(check())
+
+
 SCRIPT = """
 import asyncio, gc, sys
 from abut.concurrency.loop_watch import WatchedLoop

@@ -68,7 +68,9 @@ class McpSession:
                 page = await self._client.list_tools(cursor=cursor)
             except Exception as error:
                 await self._lose()
-                raise self._gone(error) from error
+                raise EnvError(
+                    f"{self._server.title} does not list its tools: {_told(error)}{self._log_end}"
+                ) from error
             for tool in page.tools:
                 found[tool.name] = _schema(tool, self._server.prefix)
             cursor = page.next_cursor
