@@ -35,9 +35,9 @@ _LOG_BYTES = 2000
 _CONNECT_S, _READ_S = 30.0, 300.0
 """A server may hold a response open while its tool works."""
 _SESSION_GONE = "Session terminated"
-"""What `mcp` makes of the answer 404 inside a session: the server has restarted."""
+"""The error that `mcp` makes of a 404 inside a session: the server has restarted."""
 _NO_ANSWER = "Server returned an error response"
-"""What `mcp` makes of an HTTP error without an error of the protocol in it."""
+"""The error that `mcp` makes of an HTTP error whose body is no error of the protocol."""
 
 
 class McpSession:

@@ -37,7 +37,7 @@ class McpServer:
 
     @property
     def title(self) -> str:
-        """What errors call it; without a password in its URL, and without a query."""
+        """Its name in errors, with its address: without a password, and without a query."""
         where = shown(self.url.partition("?")[0]) if self.url else shlex.join(self.command[:1])
         return f"the MCP server {self.name!r} ({where})"
 
