@@ -265,7 +265,7 @@ class Toolbox:
             return value if inspect.isawaitable(value) else self._texts.result(value)
         except EnvError:
             raise
-        except InvalidAction as error:  # its text is for the policy, and nobody's fault but its own
+        except InvalidAction as error:  # the policy's mistake, not the tool's
             return _ErrorText(self._texts.error(str(error)))
         except BaseException as error:  # SystemExit of a tool does not end training
             self._faults.note(name, error)
