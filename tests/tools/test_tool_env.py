@@ -594,7 +594,7 @@ def wrong(*functions: Any, **settings: Any) -> str:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    assert wrong() == "tool_env got no function\nhint: tool_env([search, …], reward=…)"
+    assert wrong() == "tool_env got no tool\nhint: tool_env([search, …], reward=…)"
     assert wrong(add, add) == "two tools have the name 'add'\nhint: rename one of them"
     assert wrong(undocumented) == (
         "undocumented cannot be a tool: Cannot generate JSON schema for undocumented because it "

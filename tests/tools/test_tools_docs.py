@@ -45,4 +45,4 @@ def test_an_example_trains(
     prompt = hf_tokenizer.decode(output["prompt_ids"][0])
     for text in texts:
         assert text in prompt
-    assert ("environments" in output) == (block == 1)
+    assert ("environments" in output) == (block == 3)

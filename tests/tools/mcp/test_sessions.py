@@ -12,8 +12,10 @@ pytest.importorskip("transformers")
 
 import abut
 from abut.errors import EnvError
+from abut.tools.tool_env import ToolEnv
 from tests.kit.servers import mcp_stdio
 from tests.kit.stage.rollouts import eventually
+from tests.kit.training.example_run import blocks_of
 
 SERVER = [sys.executable, "-S", mcp_stdio.__file__]
 
@@ -135,3 +137,10 @@ def test_a_server_that_does_not_start_says_why() -> None:
         _ = abut.tool_env(
             mcp={"web": {"url": "http://127.0.0.1:9/mcp?key=secret"}}, reward=len
         ).tools
+
+
+def test_the_settings_of_the_page_are_taken() -> None:
+    (block,) = (block for block in blocks_of("tools.md") if "mcp={" in block)
+    example: dict[str, Any] = {}
+    exec(block, example)
+    assert isinstance(example["env"], ToolEnv)
