@@ -52,7 +52,22 @@ class Asking(BaseAgent):
             if reply.status != 200:
                 raise RuntimeError(f"refused: {answer['error']['message']}")
             message = answer["choices"][0]["message"]
+            self.sampled = answer["usage"]["completion_tokens"]
             return {"role": "assistant", "content": message["content"]}
+
+
+class Writing(Asking):
+    """Writes a byte for each token that was sampled; nothing that the policy says is run."""
+
+    async def run(
+        self, instruction: str, environment: BaseEnvironment, context: AgentContext
+    ) -> None:
+        messages = [{"role": "user", "content": instruction}]
+        async with aiohttp.ClientSession(headers=self.headers) as session:
+            for _ in range(self.calls):
+                message = await self.ask(session, messages)
+                await environment.exec(f"head -c {self.sampled} /dev/zero >> answer.txt")
+                messages += [message, {"role": "user", "content": "And more?"}]
 
 
 class Broken(Asking):

@@ -1,4 +1,4 @@
-"""A real trainer in float64 on an environment of verifiers; rows are replayed."""
+"""A real trainer in float64 on an agent with a dataset of its own; rows are replayed."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -41,10 +41,12 @@ class EpisodeRun:
         config: RolloutConfig = SHORT,
         says: Says | None = None,
         make: dict[str, Any] | None = None,
+        context: int | None = None,
         **args: Any,
     ) -> None:
-        tokenizer, model = float64_model()
-        self.tokenizer, self.model = tokenizer, float64_model()[1]
+        changes = {} if context is None else {"max_position_embeddings": context}
+        tokenizer, model = float64_model(**changes)
+        self.tokenizer, self.model = tokenizer, float64_model(**changes)[1]
         self.rollouts: list[list[Any]] = []
         self.outputs: list[dict[str, Any]] = []
         self.gradients: list[Any] = []
