@@ -12,6 +12,7 @@ from harbor.environments import factory
 from harbor.models.environment_type import EnvironmentType
 from trl.experimental.harbor import HarborSpec
 
+from abut import RolloutConfig
 from abut.demo.model import load_demo_tokenizer
 from abut.trl import from_environment_factory
 from tests.harbor.local_environment import LocalEnvironment
@@ -46,6 +47,7 @@ def test_its_environment_plays_the_same_folders(
         spec.train_dataset,
         tmp_path,
         says=says,
+        config=RolloutConfig(retries=0),  # turns of any length
         context=8192,
         per_device_train_batch_size=2,
         max_completion_length=2000,

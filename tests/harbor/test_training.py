@@ -11,6 +11,7 @@ pytest.importorskip("harbor")
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
+from abut import RolloutConfig  # noqa: E402
 from abut.demo.model import load_demo_tokenizer  # noqa: E402
 from abut.harbor import harbor_tasks  # noqa: E402
 from abut.harbor.trial_agent import HarborTasks  # noqa: E402
@@ -112,6 +113,7 @@ def test_two_terminals_at_once(tmp_path: Path) -> None:
         tasks.dataset(),
         tmp_path,
         says=says,
+        config=RolloutConfig(retries=0),  # turns of any length
         context=16_384,
         per_device_train_batch_size=2,
         max_completion_length=8192,
