@@ -1,6 +1,7 @@
 """Agents as users of Harbor write them, which ask a chat endpoint; and some that fail."""
 
 import os
+import re
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ class Asking(BaseAgent):
             {"Authorization": f"Bearer {api_key}"},
         )
         self.calls = calls
+        self.settings: dict[str, Any] = {}
 
     @staticmethod
     def name() -> str:
@@ -46,7 +48,7 @@ class Asking(BaseAgent):
 
     async def ask(self, session: Any, messages: list[Any]) -> dict[str, Any]:
         """Return the policy's message."""
-        body = {"model": self.model_name, "messages": messages}
+        body = {"model": self.model_name, "messages": messages, **self.settings}
         async with session.post(self.url, json=body) as reply:
             answer = await reply.json()
             if reply.status != 200:
@@ -57,11 +59,16 @@ class Asking(BaseAgent):
 
 
 class Writing(Asking):
-    """Writes a byte for each token that was sampled; nothing that the policy says is run."""
+    """Writes a byte for each token that was sampled; nothing that the policy says is run.
+
+    The number of the task bounds its turns, so rollouts of different tasks differ.
+    """
 
     async def run(
         self, instruction: str, environment: BaseEnvironment, context: AgentContext
     ) -> None:
+        number = re.search(r"[0-9]+", instruction)
+        self.settings = {"max_tokens": 2 + int(number.group() if number else 0)}
         messages = [{"role": "user", "content": instruction}]
         async with aiohttp.ClientSession(headers=self.headers) as session:
             for _ in range(self.calls):
