@@ -285,8 +285,11 @@ class InspectTask:
 
     def _reward_of(self, scores: Mapping[str, float | None]) -> float | None:
         self._score_names |= scores.keys()
-        if self._reward in self._score_names and self._reward not in scores:
-            return None  # a scorer may give a sample no score
+        if isinstance(self._reward, str) and self._reward not in scores:
+            # A scorer may give a sample no score, and the first sample as well as a later one.
+            given = {name.partition("/")[0] for name in scores}
+            if self._reward in self._score_names or len(given) < len(self._task.scorer or ()):
+                return None
         return choose_reward(scores, self._reward, self.name)
 
     def _failed(self, error: Any) -> EnvError:
