@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import abut
+from abut.cli.setup_checks import vllm_findings
 from abut.samplers import ChatSampler
 from abut.samplers.settings import SamplingSettings
 from tests.evaluation.test_play import Guess, rows, said
@@ -54,3 +55,11 @@ def test_a_server_is_a_hosted_model_too(server: Any) -> None:
     assert result.mean_tokens is not None
     assert 1 <= result.mean_tokens <= 16
     assert sampler.usage["completion_tokens"] == result.mean_tokens * 2
+
+
+def test_the_doctor_reads_the_flags_of_a_server(server: Any) -> None:
+    """It was started with `VLLM_SERVER_DEV_MODE=1`."""
+    tried, flags = vllm_findings(server.url)
+    assert (tried.level, flags.level) == ("ok", "ok"), (tried, flags)
+    assert "--logprobs-mode processed_logprobs" in flags.what
+    assert "--tensor-parallel-size 1" in flags.what
