@@ -115,10 +115,10 @@ def test_a_person_calls_a_tool(folder: Path) -> None:
     assert "---- reward 1," in done.stdout
 
 
-def test_who_stops_typing_ends_it(folder: Path) -> None:
+def test_the_end_of_the_input_ends_the_run(folder: Path) -> None:
     done = abut_cli(folder, "play", "own:Guess", "--prompt", "b", "--by-hand", typed="a\n")
     assert done.returncode == 1
-    assert "nobody types any more" in done.stderr
+    assert "the input has ended" in done.stderr
 
 
 def test_a_hosted_model_is_watched(folder: Path, host: Host) -> None:

@@ -166,7 +166,7 @@ def test_a_refusal_ends_the_run_at_once(host: Host) -> None:
     with pytest.raises(SamplerError, match="answers 404 to /chat/completions: no model big"):
         abut.play(Guess, rows("b"), sampler=ChatSampler(host.url, "big"))
     host.answers = [{"models": []}]
-    with pytest.raises(SamplerError, match="no message of a chat"):
+    with pytest.raises(SamplerError, match="did not answer with a chat message"):
         abut.play(Guess, rows("b"), sampler=ChatSampler(host.url, "big"))
 
 

@@ -284,8 +284,8 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: play_with(rows={"prompt": "x"}), TypeError, "rows must be"),
     (lambda: play_with(rows=[{"question": "x"}]), ValueError, "no column 'prompt'"),
     (lambda: play_with(sampler=ScriptedReplies([])), SamplerError, "has 0 replies"),
-    (lambda: play_with(sampler=ScriptedReplies([3])), SamplerError, "3 is no reply"),  # type: ignore[list-item]
-    (lambda: play_with(sampler=ScriptedReplies([{}])), SamplerError, "is no reply"),
+    (lambda: play_with(sampler=ScriptedReplies([3])), SamplerError, "3 is not a reply"),  # type: ignore[list-item]
+    (lambda: play_with(sampler=ScriptedReplies([{}])), SamplerError, "is not a reply"),
     (lambda: ScriptedReplies("hello"), TypeError, "list of replies"),
 ]
 
@@ -307,7 +307,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 2: not JSON"):
         play_with(rows=path)
     path.write_text("[1]\n")
-    with pytest.raises(ValueError, match="line 1: no JSON object"):
+    with pytest.raises(ValueError, match="line 1: not a JSON object"):
         play_with(rows=path)
 
 

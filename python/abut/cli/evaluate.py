@@ -1,4 +1,4 @@
-"""`abut play` and `abut eval`: rollouts without a trainer, watched or summed up."""
+"""`abut play` and `abut eval`: watch rollouts without a trainer, or evaluate a policy."""
 
 import argparse
 import json
@@ -27,46 +27,51 @@ def add_to(commands: Commands) -> None:
     """Add the commands and their options."""
     parser = commands.add_parser(
         "play",
-        help="play an environment or agent, and show its conversation as it happens",
-        description="Play rollouts one after the other and print each message. On a terminal you "
-        "type the turns of the policy yourself, unless an option names another policy.",
+        help="play an environment or agent and print the conversation as it happens",
+        description="Play rollouts one after another and print each message. On a terminal you "
+        "type the policy's turns yourself, unless an option names another policy.",
     )
     _add_env(parser)
-    parser.add_argument("-n", type=positive, default=1, help="how many rows (1)")
-    parser.add_argument("--prompt", default="", help="the prompt, if there are no rows")
+    parser.add_argument("-n", type=positive, default=1, help="play the first N rows (1)")
+    parser.add_argument("--prompt", default="", help="the prompt to use if there are no rows")
     _add_policy(parser, several=False)
     parser.add_argument("--by-hand", action="store_true", help="you type the policy's turns")
     parser.set_defaults(run=play)
     parser = commands.add_parser(
         "eval",
-        help="play each row of a dataset several times, and sum up what the policy got",
-        description="Play each row K times and print the mean reward with its error, the chance "
-        "of a success, and what failed. Ctrl-C prints what there is.",
+        help="play each row of a dataset several times and report rewards and pass@k",
+        description="Play each row K times and print the mean reward with its standard error, "
+        "pass@1 to pass@K, and the failures. Ctrl-C prints the results so far.",
     )
     _add_env(parser)
-    parser.add_argument("-n", type=positive, help="the first N rows (all)")
+    parser.add_argument("-n", type=positive, help="play only the first N rows (all)")
     _add_policy(parser, several=True)
-    parser.add_argument("-k", type=positive, default=1, help="rollouts of each row (1)")
-    parser.add_argument("--success", type=float, default=1.0, help="least reward of a success (1)")
+    parser.add_argument("-k", type=positive, default=1, help="rollouts per row (1)")
+    parser.add_argument(
+        "--success", type=float, default=1.0, help="lowest reward that is a success (1)"
+    )
     parser.add_argument(
         "--failed",
         choices=("leave-out", "zero"),
         default="leave-out",
-        help="rollouts that failed: not in the mean, or 0 (leave-out)",
+        help="leave failed rollouts out of the mean, or count them as reward 0 (leave-out)",
     )
     parser.add_argument(
         "--record",
         type=Path,
         metavar="PATH",
-        help="a folder for Parquet, or a file .jsonl; with several models a part of the name",
+        help="save the rollouts in a folder (Parquet) or a .jsonl file; with several models, each "
+        "model's name is added to PATH",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="play only what --record does not have yet"
+        "--resume",
+        action="store_true",
+        help="skip the rollouts that --record already has; failed ones are played again",
     )
     parser.add_argument(
         "--against", type=Path, metavar="PATH", help="compare with these records, row by row"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     parser.set_defaults(run=evaluate)
 
 
@@ -80,7 +85,7 @@ def _add_env(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=Path,
         metavar="FILE.jsonl",
-        help="rows with a column `prompt`; default: the env's own dataset, if it has one",
+        help="rows with a `prompt` column (default: the environment's own dataset, if it has one)",
     )
     parser.add_argument("--max-turns", type=positive, metavar="N")
     parser.add_argument("--max-turn-tokens", type=positive, metavar="N")
@@ -92,28 +97,32 @@ def _add_policy(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "--model",
         action="append" if several else "store",
         metavar="NAME",
-        help="a model in this process" + (", may be repeated" if several else ""),
+        help="a model to load in this process" + ("; may be repeated" if several else ""),
     )
-    parser.add_argument("--vllm", nargs="+", metavar="URL", help="vLLM servers of one model")
-    parser.add_argument("--tokenizer", metavar="NAME", help="the tokenizer of that model")
-    parser.add_argument("--chat", metavar="URL", help="a chat API; it ends in /v1")
-    parser.add_argument("--chat-model", metavar="NAME", help="the model to ask there")
+    parser.add_argument(
+        "--vllm", nargs="+", metavar="URL", help="vLLM servers that serve one model"
+    )
+    parser.add_argument("--tokenizer", metavar="NAME", help="the tokenizer of the --vllm model")
+    parser.add_argument("--chat", metavar="URL", help="an OpenAI-compatible chat API; ends in /v1")
+    parser.add_argument("--chat-model", metavar="NAME", help="the name of the model at --chat")
     parser.add_argument(
         "--api-key-env",
         default="OPENAI_API_KEY",
         metavar="NAME",
-        help="the variable with its key (OPENAI_API_KEY)",
+        help="the environment variable with the API key (OPENAI_API_KEY)",
     )
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="(1)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="sampling temperature (1)"
+    )
 
 
 class NamedPolicy(NamedTuple):
-    """A policy of the command line.
+    """A policy named on the command line.
 
     Attributes:
-        name: for tables and files.
-        load: returns `sampler` and what belongs to it, as `abut.play` takes them. Of several models
-            only one is in memory.
+        name: shown in tables and added to file names.
+        load: returns `sampler` and the arguments of `abut.play` that go with it. It is called when
+            the policy's turn comes, so only one of several models is in memory.
     """
 
     name: str
@@ -121,7 +130,7 @@ class NamedPolicy(NamedTuple):
 
 
 def play(args: argparse.Namespace) -> int:
-    """Play and print; returns the exit status."""
+    """Play the rollouts and print them; return the exit status."""
     from abut.demo.run import load_env
     from abut.envs.source import task_envs
     from abut.evaluation.watched import ByHand, Shown
@@ -162,14 +171,14 @@ def _ended(rollout: "Rollout") -> str:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Evaluate and print; returns the exit status: 130 after Ctrl-C."""
+    """Evaluate the policies and print the results; return the exit status, 130 after Ctrl-C."""
     from abut.demo.run import load_env
     from abut.evaluation.recorded import compare, row_means
     from abut.records.read import read_records
 
     policies = _one_kind(list(_policies(args)), args)
     if args.resume and args.record is None:
-        raise ValueError("--resume without --record: nothing says what has been played")
+        raise ValueError("--resume without --record: abut cannot know which rollouts were played")
     env = load_env(args.env)
     rows = _rows(args, env)
     if not rows:
@@ -217,7 +226,7 @@ def _evaluated(
 
     is_there = path is not None and path.exists()
     if is_there and not args.resume:
-        raise ValueError(f"--record {path} is there already\nhint: --resume, or another name")
+        raise ValueError(f"--record {path} is there already\nhint: --resume, or another path")
     plan = Plan(env, rows, k=args.k, config=_config(args), recorder=path, **policy.load())
     missing: Sequence[Any] = plan.tasks
     known: list[Rollout] = []
@@ -239,7 +248,7 @@ def _evaluated(
 
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the figures of several models, one line for each."""
+    """Return a table of several models' results, one line per model."""
     wide = max(map(len, results))
     lines = [f"{'':{wide}}  {'reward':>8} {'± error':>8} {'pass@1':>8} {'failed':>7} {'tokens':>8}"]
     for name, values in results.items():
@@ -254,7 +263,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _record_path(path: Path | None, model: str | None) -> Path | None:
-    """Return where the records of a model go: of several, each has a name of its own."""
+    """Return the path of a model's records; its name is added if there are several models."""
     if path is None or model is None:
         return path
     return path.with_name(f"{path.stem}-{re.sub(r'[^A-Za-z0-9.]+', '-', model)}{path.suffix}")
@@ -291,7 +300,7 @@ def _one_kind(policies: Sequence[NamedPolicy], args: argparse.Namespace) -> Sequ
 
 
 def _policies(args: argparse.Namespace) -> Iterator[NamedPolicy]:
-    """Yield the policies that the command line names; a model is loaded when its turn comes."""
+    """Yield the policies that the command line names, without loading any model."""
     from abut.samplers.hosted import ChatSampler
     from abut.samplers.settings import SamplingSettings
 
@@ -306,7 +315,9 @@ def _policies(args: argparse.Namespace) -> Iterator[NamedPolicy]:
         yield NamedPolicy(args.tokenizer, lambda: given)
     if args.chat:
         if args.chat_model is None:
-            raise ValueError("--chat without --chat-model: which model shall be asked?")
+            raise ValueError(
+                "--chat without --chat-model\nhint: --chat-model NAME of the model to use"
+            )
         key = os.environ.get(args.api_key_env)
         sampler = ChatSampler(args.chat, args.chat_model, api_key=key, temperature=args.temperature)
         yield NamedPolicy(args.chat_model, lambda: {"sampler": sampler})

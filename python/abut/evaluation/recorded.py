@@ -1,6 +1,6 @@
-"""Evaluations that were recorded: what a resumed one need not play, and a comparison of two.
+"""Recorded evaluations: resume one, or compare two.
 
-Invariant: rows are known by their columns, so two files of rows in another order compare the same.
+Invariant: a row is identified by its columns, so the order of the rows in a file does not matter.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 
 _DRAWS = 10_000
 _DRAWN_AT_ONCE = 10**7
-"""Numbers of rows, 8 bytes each."""
+"""Values held at once by the bootstrap, 8 bytes each."""
 
 Place: TypeAlias = tuple[str, int, int]
-"""The key of a row, its number among the rows, and which of its rollouts."""
+"""A row's key, the row's number, and the rollout's number within the row."""
 
 
 def row_key(columns: Mapping[str, Any]) -> str:
-    """Return a digest of a row: that of a record is that of the task which it was played from."""
+    """Return a digest of a row's columns; a record has the same digest as the task it came from."""
     text = json.dumps(json_copy(columns), sort_keys=True, default=_hash_of)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -36,17 +36,17 @@ def _hash_of(image: Image) -> str:
 
 
 def place_of(task: RolloutTask) -> Place:
-    """Return where a task stands."""
+    """Return the place of a task."""
     return row_key(task.columns), task.group, task.member
 
 
 def recorded_at(record: Mapping[str, Any]) -> Place:
-    """Return where the task of a record stood."""
+    """Return the place of the task that was recorded."""
     return row_key(record["columns"] or {}), record["group"], record["place"]
 
 
 def rollout_of(record: Mapping[str, Any], index: int) -> Rollout:
-    """Return what an `Evaluation` needs of a recorded rollout; it has no tokens."""
+    """Return a recorded rollout with all that an `Evaluation` needs, but without tokens."""
     sampled = [*record["env_mask"], *(m for b in record["branches"] for m in b["env_mask"])]
     turns = [*record["turns"], *(turn for branch in record["branches"] for turn in branch["turns"])]
     return Rollout(
@@ -71,13 +71,13 @@ def row_means(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two evaluations, over the rows that both have scored.
+    """The difference between two evaluations, over the rows that have a score in both.
 
     Attributes:
-        difference: of the means of rows: this one less the other one.
-        interval: the 95 % bootstrap interval of it, over rows.
-        paired: how many rows both have.
-        unpaired: how many rows one of them has alone.
+        difference: the mean reward of this evaluation minus that of the other one.
+        interval: the 95 % bootstrap interval of the difference, over rows.
+        paired: how many rows have a score in both.
+        unpaired: how many rows have a score in only one.
     """
 
     difference: float
@@ -87,7 +87,7 @@ class Comparison:
 
     def __str__(self) -> str:
         low, high = self.interval
-        alone = f", {self.unpaired} rows left out, which one has alone" if self.unpaired else ""
+        alone = f", {self.unpaired} rows left out that only one has" if self.unpaired else ""
         return (
             f"{self.difference:+.4g} (95 % interval {low:+.4g} to {high:+.4g}, "
             f"{self.paired} rows{alone})"
@@ -95,10 +95,10 @@ class Comparison:
 
 
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Comparison:
-    """Compare the means of rows, by the keys of the rows.
+    """Compare two evaluations, each given as the mean reward of each row by the row's key.
 
     Raises:
-        ValueError: they have no row in common.
+        ValueError: the two have no row in common.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
@@ -114,7 +114,7 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Compariso
 
 
 def _drawn_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the means of draws with replacement; the same each time."""
+    """Return the mean of each bootstrap draw; the seed is fixed, so a repeated call agrees."""
     random, at_once = np.random.default_rng(0), max(1, _DRAWN_AT_ONCE // len(values))
     means = [
         values[random.integers(0, len(values), (min(at_once, _DRAWS - done), len(values)))].mean(1)
@@ -126,9 +126,9 @@ def _drawn_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def resumed(
     tasks: Sequence[RolloutTask], records: Iterable[Mapping[str, Any]]
 ) -> tuple[list[RolloutTask], list[Rollout]]:
-    """Return the tasks that are not recorded yet, and the rollouts of the others.
+    """Return the tasks that still have to be played, and the recorded rollouts of the others.
 
-    A rollout that failed is played again.
+    A task whose recorded rollout failed is played again.
     """
     done = {recorded_at(record): record for record in records if record["error"] is None}
     missing, known = [], []

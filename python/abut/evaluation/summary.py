@@ -1,6 +1,7 @@
-"""The figures of an evaluation: rewards, their error, the chance of a success, failures.
+"""The results of an evaluation: mean reward, standard error, pass@k, failures.
 
-Invariant: what failed or has no score is counted, and never taken for a reward.
+Invariant: a rollout that failed or has no score is counted, and adds no reward of its own; only
+`failed="zero"` makes a failure a reward of 0.
 """
 
 from collections import Counter
@@ -20,13 +21,13 @@ FailedRollouts: TypeAlias = Literal["leave_out", "zero"]
 
 
 class PassAt(Mapping[int, float]):
-    """The chance that at least one of `j` rollouts of a row is a success, by `j`.
+    """The probability that at least one of `j` rollouts of a row is a success, by `j` (pass@k).
 
-    Estimated from the n rollouts of a row, of which c are successes, as 1 - C(n - c, j) / C(n, j),
-    which is right on average (Chen et al. 2021, arXiv 2107.03374), and averaged over the rows.
+    For a row with n rollouts, of which c are successes, the estimate is 1 - C(n - c, j) / C(n, j),
+    which is unbiased (Chen et al. 2021, arXiv 2107.03374). The rows' estimates are averaged.
 
     Args:
-        counts: n and c of each row. A rollout that did not fail and has no score is none of n.
+        counts: n and c of each row. n includes failed rollouts, but not those without a score.
     """
 
     def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
@@ -44,7 +45,7 @@ class PassAt(Mapping[int, float]):
             if played < j:
                 raise ValueError(
                     f"pass_at[{j}] needs {j} rollouts of each row, and row {row} has {played}\n"
-                    f"hint: k={j} or more; one that did not fail and has no score does not count"
+                    f"hint: k={j} or more; a rollout without a score counts only if it failed"
                 )
         return sum(1 - comb(n - c, j) / comb(n, j) for n, c in self._counts) / len(self._counts)
 
@@ -58,13 +59,13 @@ class PassAt(Mapping[int, float]):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Rollouts of a policy, and what they come to; `print` shows a table.
+    """The rollouts of a policy and their statistics; `print` shows a table.
 
     Attributes:
-        rollouts: row by row.
+        rollouts: all of them, row by row.
         rewards: `(rows, k)` float64; NaN where a rollout failed (0 with `failed="zero"`), has no
             score, or did not end.
-        successes: for each row, how many rollouts were judged, and how many of them a success.
+        successes: for each row, how many rollouts count for `pass_at`, and how many succeeded.
         environments: the environment of each row; empty if rows name none.
     """
 
@@ -83,10 +84,10 @@ class Evaluation:
         success: float = 1.0,
         failed: FailedRollouts = "leave_out",
     ) -> "Evaluation":
-        """Sum up rollouts of `play`, of which some may be missing.
+        """Make an evaluation from rollouts of `play`, some of which may be missing.
 
         Args:
-            rollouts: in any order: `index` says where each belongs.
+            rollouts: in any order; the `index` of each gives its row and its place.
             rows: all rows.
             k: how often each row was to be played.
             success: as in `evaluate`.
@@ -112,13 +113,13 @@ class Evaluation:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rows' means, over rows with a score; None if there is none."""
+        """The mean of the row means, over rows that have a score; None if no row has one."""
         means = self.row_means[~np.isnan(self.row_means)]
         return float(means.mean()) if len(means) else None
 
     @property
     def standard_error(self) -> float | None:
-        """Of `mean_reward`: the standard deviation of the rows' means / √rows; None for one row."""
+        """The standard error of `mean_reward`, from the row means; None for fewer than two."""
         means = self.row_means[~np.isnan(self.row_means)]
         return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
 
@@ -126,14 +127,14 @@ class Evaluation:
     def row_means(self) -> NDArray[np.float64]:
         """The mean reward of each row, `(rows,)` float64; NaN where it has no score."""
         counts = (~np.isnan(self.rewards)).sum(1)
-        # No `nanmean`: it warns of rows without a score.
+        # Not `nanmean`, which warns about rows without a score.
         return np.where(counts, np.nansum(self.rewards, 1) / np.maximum(counts, 1), np.nan)
 
     @property
     def pass_at(self) -> PassAt:
-        """The chance that at least one of `j` rollouts is a success: `pass_at[j]`, `j` ≤ `k`.
+        """The probability that at least one of `j` rollouts succeeds: `pass_at[j]`, `j` ≤ `k`.
 
-        A rollout that failed is no success.
+        A failed rollout counts as one that did not succeed.
         """
         return PassAt(self.successes)
 
@@ -144,12 +145,12 @@ class Evaluation:
 
     @property
     def unscored(self) -> int:
-        """How many did not fail, and have no score."""
+        """How many rollouts did not fail but have no score."""
         return sum(not one.failed and one.reward is None for one in self.rollouts)
 
     @property
     def mean_turns(self) -> float | None:
-        """Turns of a rollout, over all of its conversations."""
+        """The mean number of turns per rollout, over all of its conversations."""
         return _mean(
             len(rollout.turns) + sum(len(branch.turns) for branch in rollout.branches)
             for rollout in self.rollouts
@@ -157,7 +158,10 @@ class Evaluation:
 
     @property
     def mean_tokens(self) -> float | None:
-        """Sampled tokens of a rollout, over all conversations; of a hosted model its own count."""
+        """The mean number of sampled tokens per rollout, over all of its conversations.
+
+        For a hosted model, the tokens that the host reports.
+        """
         return _mean(
             rollout.usage.get("completion_tokens", rollout.sampled_tokens + rollout.dropped_tokens)
             for rollout in self.rollouts
@@ -165,18 +169,18 @@ class Evaluation:
 
     @property
     def stop_reasons(self) -> dict[str, int]:
-        """How many rollouts ended for each reason, the most frequent first."""
+        """How many rollouts ended for each reason, most frequent first."""
         return dict(Counter(str(one.stop_reason) for one in self.rollouts).most_common())
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many rollouts failed of each kind of error, the most frequent first."""
+        """How many rollouts failed with each kind of error, most frequent first."""
         tally = Failures(set()).tally(self.rollouts)
         return {tally.shown[kind]: count for kind, count in tally.kinds.most_common()}
 
     @property
     def by_environment(self) -> "dict[Any, Evaluation]":
-        """The same for each environment that rows name."""
+        """A separate evaluation for each environment that the rows name."""
         return {name: self._of_environment(name) for name in dict.fromkeys(self.environments)}
 
     def _of_environment(self, name: Any) -> "Evaluation":
@@ -189,7 +193,7 @@ class Evaluation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all but the rollouts themselves, as JSON values; None stands for NaN."""
+        """Return everything except the rollouts, as JSON values; NaN becomes None."""
         values: dict[str, Any] = {
             "rewards": [
                 [None if np.isnan(reward) else reward for reward in row]

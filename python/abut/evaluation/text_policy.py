@@ -1,8 +1,8 @@
-"""A policy that answers with messages, as the engine plays it.
+"""An adapter that lets the engine play a policy which answers with messages instead of tokens.
 
-Invariant: nothing of such a rollout is trained, since nobody knows its tokens. The demo's chat
-template writes each answer, only so that the engine, the tools and the gateway need not tell such a
-policy from others, and those ids are dropped when the rollout has ended.
+Invariant: such a rollout is never trained, because its tokens are unknown. The demo's chat template
+renders each answer to ids, only so that the engine, the tools and the gateway can treat all
+policies alike. These ids are dropped when the rollout ends.
 """
 
 import json
@@ -18,16 +18,16 @@ from abut.samplers.hosted import TextSampler
 from abut.samplers.sampler import Sample, SampleRequest
 from abut.samplers.scripted import message_of
 
-# More tokens than any conversation has: the host has limits, and there are none here.
+# More tokens than any conversation has, because only the host limits the tokens.
 _NO_LIMIT = 2**30
 _A_LIMIT = 2**20
 
 
 class TextPolicy:
-    """A `TextSampler` as the engine asks it.
+    """A sampler for the engine that gets its answers from a `TextSampler`.
 
     Args:
-        sampler: answers.
+        sampler: gives the answers.
     """
 
     max_context_tokens = _NO_LIMIT
@@ -37,21 +37,21 @@ class TextPolicy:
         self._usage: dict[str, dict[str, int]] = {}
 
     async def __aenter__(self) -> Self:
-        """Enter the sampler, if it has to be."""
+        """Enter the sampler, if it is a context manager."""
         if hasattr(self._sampler, "__aenter__"):
             await self._sampler.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Leave it."""
+        """Leave the sampler, if it is a context manager."""
         if hasattr(self._sampler, "__aexit__"):
             await self._sampler.__aexit__(*error)
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Return the ids of its answer, as the template writes it.
+        """Return the ids of the sampler's answer, as the template renders it.
 
         Raises:
-            SamplerError: the sampler raised it, or returned no message.
+            SamplerError: the sampler raised one, or did not return a message.
         """
         settings: dict[str, Any] = {"seed": request.seed}
         if request.max_tokens < _A_LIMIT:
@@ -78,7 +78,7 @@ class TextPolicy:
                 total[name] = total.get(name, 0) + usage[name]
 
     def finish(self, rollout: Rollout) -> None:
-        """Drop the ids of a rollout that has ended, and say which tokens it has cost."""
+        """Drop the ids of a rollout that has ended, and set its `usage`, over all attempts."""
         rollout.columns, rollout.provenance, rollout.prompt_ids = None, (), None
         rollout.branches, rollout.images = (), ()
         attempts = [
@@ -91,15 +91,15 @@ class TextPolicy:
 
 
 def _as_chat(message: Message, where: str) -> Message:
-    """Return a message as a chat API takes it.
+    """Return a message in the form that a chat API accepts.
 
     Raises:
-        SamplerError: it has an image.
+        SamplerError: the message has an image.
     """
     content = message.get("content")
     if images_of(content):
         raise SamplerError(
-            f"{where}: a message has an image, and a TextSampler gets text alone\n"
+            f"{where}: a message has an image, and a TextSampler accepts only text\n"
             "hint: sample with a vLLM server or a transformers model"
         )
     keys = ("role", "tool_calls", "tool_call_id", "reasoning_content")
@@ -109,9 +109,9 @@ def _as_chat(message: Message, where: str) -> Message:
 
 
 def _with_call_ids(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages, with an id for each call and the same for its result.
+    """Return the messages with an id for each tool call, and the same id for the call's result.
 
-    Templates need none, so environments give none.
+    A chat API requires these ids. Chat templates do not, so environments leave them out.
     """
     told, waiting = [], []
     for number, message in enumerate(messages):
@@ -127,9 +127,9 @@ def _with_call_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _as_reply(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message of a chat API as `message_of` takes it.
+    """Return a chat API's message in the form that `message_of` accepts.
 
-    A call whose arguments are no JSON object is text: a policy said it, and nobody can call it.
+    A tool call whose arguments are not a JSON object cannot be run, so it becomes text.
     """
     content, calls = said.get("content") or "", []
     for call in with_arguments(dict(said), "object").get("tool_calls") or ():

@@ -1,6 +1,6 @@
-"""Conversations on a terminal: a person who types the turns, and any policy whose turns are shown.
+"""Conversations on a terminal: print the messages, and let a person type the policy's turns.
 
-Invariant: a terminal obeys nothing that an environment or a policy has said.
+Invariant: text from an environment or a policy cannot control the terminal.
 """
 
 import json
@@ -16,7 +16,7 @@ class Shown:
     """Prints the messages of one conversation as they come.
 
     Args:
-        out: gets them.
+        out: the stream to print to.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -24,7 +24,7 @@ class Shown:
         self._shown: list[Message] = []
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print what is new; all of it, if it is another conversation."""
+        """Print the new messages, or all of them if another conversation begins."""
         messages = list(messages)
         known = len(self._shown)
         if messages[:known] != self._shown:
@@ -57,8 +57,8 @@ class ByHand:
     A turn that begins with the name of a tool calls it: `search {"query": "rivers"}`.
 
     Args:
-        out: gets the tools that can be called.
-        ask: reads a line, given the text before it.
+        out: the stream on which the tools are listed.
+        ask: reads a line, given the prompt to print before it.
     """
 
     def __init__(self, out: TextIO, ask: Callable[[str], str] = input) -> None:
@@ -74,7 +74,7 @@ class ByHand:
         """Ask for the next turn.
 
         Raises:
-            SamplerError: the terminal has ended (Ctrl-D).
+            SamplerError: the input has ended (Ctrl-D).
         """
         functions = [tool.get("function") or tool for tool in tools]
         if functions != self._told:
@@ -83,10 +83,10 @@ class ByHand:
                 self._out.write(printable(f"[tool] {json.dumps(function, ensure_ascii=False)}\n"))
             self._out.write("[tool] to call one: its name, a space, and its arguments as JSON\n\n")
         try:
-            # A daemon's thread: one that waits for a line would keep the process alive.
+            # On a daemon thread, because another one would keep the process alive while it waits.
             typed = await THREADS.ask(lambda: self._ask("you> "))
         except EOFError:
-            raise SamplerError("nobody types any more (Ctrl-D)") from None
+            raise SamplerError("the input has ended (Ctrl-D)") from None
         name, _, rest = typed.strip().partition(" ")
         if any(name == function.get("name") for function in functions):
             try:

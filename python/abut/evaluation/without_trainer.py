@@ -1,7 +1,7 @@
-"""Rollouts without a trainer: `play` them, or `evaluate` a policy by them.
+"""Rollouts without a trainer: `play` returns them, `evaluate` computes statistics from them.
 
-Invariant: what is played here is played as in training, by the same engine and with the same
-processor, so an environment that works here works there. The random draws of a rollout follow from
+Invariant: rollouts use the same engine and the same processor as in training, so an environment
+that works here also works in training. The random seed of a rollout depends only on the number of
 its row and its place among the rollouts of that row, as in `trainer.evaluate()`.
 """
 
@@ -50,10 +50,10 @@ Rows: TypeAlias = Iterable[Mapping[str, Any]] | str | os.PathLike[str]
 
 
 class PlayInterrupted(KeyboardInterrupt):
-    """Ctrl-C while rollouts were played.
+    """Raised by Ctrl-C while rollouts are played.
 
     Attributes:
-        rollouts: those that had ended, in order.
+        rollouts: the rollouts that had ended, in the order of their tasks.
     """
 
     def __init__(self, message: str, rollouts: Sequence[Rollout]) -> None:
@@ -75,34 +75,35 @@ def play(
     gateway: Gateway | None = None,
     recorder: RecorderArgument = None,
 ) -> list[Rollout]:
-    """Play rollouts without a trainer; blocks, in a notebook too.
+    """Play rollouts without a trainer; blocks until all have ended. Works in a notebook too.
 
     Args:
-        env: as `make_rollout_func` takes it.
-        rows: of a dataset, each with a column `prompt`.
+        env: any environment or agent that `make_rollout_func` accepts.
+        rows: the rows of a dataset, each with a column `prompt`, or the path of a JSONL file.
         sampler: the URL of a vLLM server, or a list of URLs; a transformers model; a sampler; or a
             `TextSampler`, such as a `ChatSampler`, which needs no tokenizer.
-        tokenizer: a name, a folder, a tokenizer, or the processor of a model with images. None
-            takes that of the model.
-        sampling: how tokens are drawn; None: at temperature 1, without filters. A sampler object
-            has settings of its own.
+        tokenizer: a name, a folder, a tokenizer, or the processor of a model with images. With
+            None, the tokenizer of the transformers model is loaded.
+        sampling: how tokens are drawn; None means temperature 1 without filters. Only for a URL
+            or a transformers model, because a sampler object has settings of its own.
         k: how often each row is played. The rollouts of a row are a group, as in training.
-        config: limits and policies; None takes the defaults. `max_rollouts=None` plays as many at
-            once as may ask the engine, `max_requests`.
-        processor: None derives one from the tokenizer's chat template.
-        system_prompt: for prompts that have no system message.
-        gateway: where agents ask the policy; None serves on the loopback until the call returns.
-        recorder: keeps every rollout, as that of `make_rollout_func`.
+        config: limits and policies; None means the defaults. With `max_rollouts=None`, up to
+            `max_requests` rollouts are played at once.
+        processor: renders and parses messages; None derives one from the tokenizer's chat template.
+        system_prompt: added to prompts that have no system message.
+        gateway: serves the policy to agents; None starts one on the loopback interface, which
+            stops when the call returns.
+        recorder: saves every rollout, as in `make_rollout_func`.
 
     Returns:
-        Row by row, each `k` times. A failed rollout is among them.
+        `k` rollouts for each row, row by row, including those that failed.
 
     Raises:
         TypeError: an argument has a wrong type, or a URL comes without a tokenizer.
         ValueError: a row cannot be played, or `k` is not positive.
-        RolloutError: more failed than `config.max_failed_frac` allows.
+        RolloutError: more rollouts failed than `config.max_failed_frac` allows.
         SamplerError: the sampler failed.
-        PlayInterrupted: Ctrl-C; it has the rollouts that had ended.
+        PlayInterrupted: Ctrl-C was pressed; the exception has the rollouts that had ended.
     """
     return Plan(
         env,
@@ -128,19 +129,19 @@ def evaluate(
     k: int = 1,
     **arguments: Any,
 ) -> Evaluation:
-    """Play rollouts as `play` does, and sum up what the policy got for them.
+    """Play rollouts as `play` does, and return them with their statistics.
 
     Args:
         env: as in `play`.
         rows: as in `play`.
         success: the least reward of a success, for `pass_at`.
-        failed: rollouts that failed, by their environment and not by the policy, are left out of
-            the mean and counted beside it; or count as 0.
+        failed: "leave_out" leaves failed rollouts out of the mean, because the environment failed
+            and not the policy; "zero" gives them a reward of 0. Both count them in `failed`.
         k: as in `play`.
-        **arguments: the others of `play`.
+        **arguments: the other arguments of `play`.
 
     Raises:
-        ValueError: `failed` is another word; and as `play`, which also raises the other errors.
+        ValueError: `failed` is neither of the two. Also raises every error that `play` raises.
     """
     if failed not in ("leave_out", "zero"):
         raise ValueError(f"failed={failed!r}: must be 'leave_out' or 'zero'")
@@ -149,15 +150,15 @@ def evaluate(
 
 
 class Plan:
-    """The rollouts of a call of `play`, whose arguments it takes, before they are played.
+    """The tasks of a call of `play`, ready to run. Takes the arguments of `play`, and one more.
 
     Args:
-        watch: gets each request before it is sampled, on the loop of the batch; a bar is shown only
-            without it.
+        watch: called with each request before it is sampled, on the batch's event loop; no progress
+            bar is shown then.
 
     Attributes:
         rows: all rows.
-        tasks: row by row, each `k` times.
+        tasks: `k` for each row, row by row.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Plan:
         config = config or RolloutConfig()
         arguments = self._arguments = checked_arguments(
             env,
-            # More rollouts than may ask at once would only wait, each with an environment.
+            # More rollouts than requests would only wait, each with an environment.
             config=replace(
                 config,
                 max_rollouts=config.max_rollouts or config.max_requests,
@@ -209,9 +210,9 @@ class Plan:
         self.tasks = list(map(for_task, _tasks_of(arguments.tasks, self.rows, k)))
 
     def run(self, tasks: Sequence[RolloutTask] | None = None) -> list[Rollout]:
-        """Play these tasks, or all, and return their rollouts; raises what `play` raises.
+        """Play these tasks, or all of them, and return their rollouts; raises what `play` raises.
 
-        The `index` of a rollout is the place of its task in `self.tasks`.
+        The `index` of a rollout is the index of its task in `self.tasks`.
         """
         arguments, keep = self._arguments, self._recorder()
         tasks = self.tasks if tasks is None else tasks
@@ -252,11 +253,11 @@ class Plan:
 
 
 def read_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
-    """Return the rows, read from their file if it is a path.
+    """Return the rows; a path is read as a JSONL file.
 
     Raises:
-        TypeError: they are no rows.
-        ValueError: a line is not the JSON of an object.
+        TypeError: `rows` is neither a path nor an iterable of rows.
+        ValueError: a line is not a JSON object.
     """
     if isinstance(rows, str | os.PathLike):
         return list(_rows_of_file(Path(rows)))
@@ -279,7 +280,7 @@ def _rows_of_file(path: Path) -> Iterator[Mapping[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: no JSON object, but {line[:80]!r}")
+                raise ValueError(f"{path}, line {number}: not a JSON object: {line[:80]!r}")
             yield row
 
 
@@ -289,10 +290,10 @@ def _policy_of(
     sampling: SamplingSettings | None,
     processor: Processor | PartsProcessor | None,
 ) -> TrainerSide:
-    """Return the sampler, and all else that a trainer would say of its model.
+    """Return the sampler, with what a trainer would otherwise say about the model.
 
     Raises:
-        TypeError: there is no tokenizer, or settings beside a sampler that has its own.
+        TypeError: there is no tokenizer, or `sampling` comes with a sampler that has settings.
     """
     urls = [sampler] if isinstance(sampler, str) else sampler
     if isinstance(sampler, TextSampler):
@@ -304,15 +305,15 @@ def _policy_of(
     is_model = hasattr(sampler, "generate") and hasattr(sampler, "config")
     if sampling is not None and not (is_url or is_model):
         raise TypeError(
-            f"sampling= beside {type(sampler).__name__}, which has settings of its own\n"
-            "hint: give them to the sampler"
+            f"sampling= with a {type(sampler).__name__}, which has settings of its own\n"
+            "hint: pass the settings to the sampler"
         )
     name = tokenizer
     if name is None and is_model:
         name = sampler.config.name_or_path
     if not name:
         raise TypeError(
-            "tokenizer= is missing: the sampler does not say which one its model has\n"
+            "tokenizer= is missing: the sampler does not say which tokenizer its model has\n"
             "hint: tokenizer='Qwen/Qwen3-8B', a folder, or a tokenizer object"
         )
     processing_class = load_hf_tokenizer(name) if isinstance(name, str | os.PathLike) else name
@@ -385,7 +386,7 @@ def _flush(recorder: Recorder | None) -> None:
 
 @contextmanager
 def _serving(arguments: Arguments, *, ends: bool) -> Iterator[None]:
-    """Have the gateway listen; stop it afterwards if nobody else has it."""
+    """Start the gateway; afterwards stop it, if `ends`."""
     gateway = arguments.route.gateway
     gateway.registry.join_run(arguments.tasks.run_id)
     gateway.start()

@@ -1,4 +1,4 @@
-"""Models that answer with messages, such as hosted ones behind a chat API: for evaluation."""
+"""Samplers that answer with messages instead of tokens, such as hosted models; evaluation only."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 20.0
 
 @runtime_checkable
 class TextSampler(Protocol):
-    """Answers with messages; many calls run at once on the engine's event loop.
+    """A sampler that answers with messages; the engine runs many calls at once on its event loop.
 
-    It may be an async context manager, which is entered on that loop for each batch.
+    If it is an async context manager, the engine enters it on that loop for each batch.
     """
 
     async def reply(
@@ -31,17 +31,17 @@ class TextSampler(Protocol):
         """Return the next message of the policy.
 
         Args:
-            messages: the conversation so far, as a chat API takes it; the arguments of calls are
-                JSON text.
-            tools: JSON schemas of what it can call.
-            settings: `seed` and what limits the answer: `max_tokens`, `stop`.
+            messages: the conversation so far, in the form of a chat API; the arguments of tool
+                calls are JSON text.
+            tools: JSON schemas of the tools that the policy can call.
+            settings: `seed`, and `max_tokens` and `stop` if the answer is limited.
 
         Returns:
-            A message with `content`, `tool_calls` or both, as a chat API gives it. Besides it may
+            A message with `content`, `tool_calls` or both, in the form of a chat API. It may also
             have `finish_reason`, and `usage` with `prompt_tokens` and `completion_tokens`.
 
         Raises:
-            SamplerError: it cannot answer; ends the run.
+            SamplerError: the sampler cannot answer. This ends the run.
         """
         ...
 
@@ -51,20 +51,20 @@ class TextSampler(Protocol):
     hint="send its arguments, and make the sampler there",
 )
 class ChatSampler:
-    """A model behind an OpenAI-compatible chat API; text alone.
+    """A model behind an OpenAI-compatible chat API; text only.
 
-    An answer of 429 or 5xx is asked for again, after as long as the server says.
+    After a 429 or 5xx response, the request is sent again when `Retry-After` allows it.
 
     Args:
-        base_url: ends in `/v1`.
-        model: the name to ask for.
-        api_key: sent as a bearer token; None: none is.
-        give_up_s: how long one request may find the server busy or away, before that is an error.
-        **settings: of each request, such as `temperature` and `max_tokens`.
+        base_url: the address of the API, which usually ends in `/v1`.
+        model: the model name that is sent with each request.
+        api_key: sent as a bearer token; None sends no token.
+        give_up_s: how long to retry one request before raising an error.
+        **settings: sent with each request, such as `temperature` and `max_tokens`.
 
     Attributes:
-        usage: the tokens of all answers so far, as the server counts them.
-        seconds: the time of all answers so far, together.
+        usage: the tokens of all answers so far, as reported by the server.
+        seconds: the total time of all answers so far.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ChatSampler:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._session.close()
 
     async def reply(
@@ -109,10 +109,11 @@ class ChatSampler:
         tools: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Any],
     ) -> Message:
-        """Ask the model, see `TextSampler.reply`.
+        """Return the model's next message; see `TextSampler.reply`.
 
         Raises:
-            SamplerError: it refused, gave no message, or was busy or away for `give_up_s`.
+            SamplerError: the server refused, did not return a message, or stayed unavailable for
+                `give_up_s`.
         """
         body = {"model": self._model, "messages": messages, **settings, **self._settings}
         if tools:
@@ -126,7 +127,7 @@ class ChatSampler:
             message = {**choice["message"], "finish_reason": choice.get("finish_reason")}
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise SamplerError(
-                f"{self._url} answered with no message of a chat: {content[:200]!r}\n"
+                f"{self._url} did not answer with a chat message: {content[:200]!r}\n"
                 "hint: base_url ends in /v1"
             ) from error
         usage = answer.get("usage") or {}
@@ -149,8 +150,8 @@ class ChatSampler:
                 if time.monotonic() + wait_s - began > self._give_up_s:
                     raise SamplerError(
                         f"the server at {self._url} {error.trouble}, after "
-                        f"{time.monotonic() - began:.0f} s of trying\n"
-                        f"hint: RolloutConfig(max_requests=…) asks less at once; "
-                        f"give_up_s={self._give_up_s:g} is how long it is asked again"
+                        f"{time.monotonic() - began:.0f} s of retries\n"
+                        f"hint: RolloutConfig(max_requests=…) limits the requests at once; "
+                        f"a longer give_up_s (now give_up_s={self._give_up_s:g}) retries longer"
                     ) from error
                 await asyncio.sleep(wait_s)

@@ -1,4 +1,4 @@
-"""Samplers that answer by a script: with ids for tests and benchmarks, or with replies in words."""
+"""Samplers that follow a script, given as ids (tests, benchmarks) or as text and tool calls."""
 
 import asyncio
 import inspect
@@ -15,21 +15,21 @@ Script: TypeAlias = Callable[[SampleRequest], Sequence[int]]
 
 
 Reply: TypeAlias = str | Mapping[str, Any]
-"""A text, or `{"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}` with one of the two
-keys or both."""
+"""A text, or `{"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}`; either key may
+be left out."""
 Replies: TypeAlias = Sequence[Reply] | Callable[[Sequence[Message], int], Reply]
-# So that no limit has to be set: a script ends by itself, or by `max_turns`.
+# Large enough never to matter, because a script ends by itself or at `max_turns`.
 _MOST_TOKENS = 2**20
 
 
 class ScriptedReplies:
-    """Replies in words: the chat template writes each, and its stop token.
+    """A sampler that plays your replies; the chat template renders each and adds the stop token.
 
-    The tokens are those of a policy that is sure of them, each with logprob 0.
+    Each token has logprob 0, as if the policy had been certain of it.
 
     Args:
-        replies: one for each turn, the same list for every rollout; or a function that gets the
-            messages so far and the number of the turn, from 0, on the loop of the batch, and may be
+        replies: one for each turn, the same list for every rollout. Or a function of the messages
+            so far and the number of the turn, from 0; it runs on the batch's event loop and may be
             asynchronous.
     """
 
@@ -45,10 +45,11 @@ class ScriptedReplies:
         self._replies = replies
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Answer with the reply of this turn, cut at `max_tokens`.
+        """Return the reply of this turn, truncated to `max_tokens`.
 
         Raises:
-            SamplerError: the list is too short, a reply is none, or no template can write it.
+            SamplerError: the list is too short, the reply is invalid, or the template cannot render
+                it.
         """
         message = message_of(await self._reply(request), request.where)
         try:
@@ -73,10 +74,10 @@ class ScriptedReplies:
 
 
 def message_of(reply: Any, where: str) -> Message:
-    """Return a reply as a message of the policy.
+    """Return a reply as an assistant message.
 
     Raises:
-        SamplerError: it is none; names the turn.
+        SamplerError: the reply is invalid; the error names the turn.
     """
     if isinstance(reply, str):
         return {"role": "assistant", "content": reply}
@@ -87,7 +88,7 @@ def message_of(reply: Any, where: str) -> Message:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SamplerError(
-            f"{where}: {reply!r} is no reply\n"
+            f"{where}: {reply!r} is not a reply\n"
             'hint: a text, or {"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}'
         ) from None
     functions = [{"function": {"name": name, "arguments": args}} for name, args in called]
@@ -99,12 +100,12 @@ def _falling(index: int) -> float:
 
 
 class ScriptedSampler:
-    """A sampler that answers by a script, for tests and benchmarks.
+    """A sampler whose ids come from a function, for tests and benchmarks.
 
     Args:
-        script: gives the ids for a request; cut at `max_tokens`.
-        logprob: gives the logprob of the token at an index of the sample, in nats.
-        delay_s: gives the seconds that the answer takes.
+        script: returns the ids for a request; they are truncated to `max_tokens`.
+        logprob: returns the logprob, in nats, of the token at an index of the sample.
+        delay_s: returns how many seconds the answer takes.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class ScriptedSampler:
         self.requests: list[SampleRequest] = []
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Answer by the script."""
+        """Return the script's ids for this request."""
         self.requests.append(request)
         if self._delay_s is not None:
             await asyncio.sleep(self._delay_s(request))

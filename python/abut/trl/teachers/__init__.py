@@ -1,1 +1,1 @@
-"""Teachers, which score the tokens that a student has sampled."""
+"""Teachers: models that score the tokens a student has sampled."""

@@ -1,4 +1,4 @@
-"""Teachers that are models in this process."""
+"""A teacher that runs in the trainer's process."""
 
 import inspect
 from collections.abc import AsyncIterator, Mapping
@@ -13,20 +13,20 @@ from abut.errors import TeacherError
 from abut.pickling import stays
 from abut.trl.teachers.teacher import Student, TeacherScores
 
-# Positions whose logprobs over the vocabulary are made at once, in float32: 150 MB of Qwen3's.
+# Positions whose float32 logprobs are computed at once: 150 MB with Qwen3's vocabulary.
 _CHUNK = 256
 
 
 @stays("it has models of this process", hint="make it in the process that trains")
 class ModelTeacher:
-    """Scores with a Hugging Face causal language model in this process, one row at a time.
+    """A teacher that is a Hugging Face causal language model, which scores one row at a time.
 
-    The model must have the student's tokenizer. It is put into evaluation mode, and stays where it
-    is: on its device, in its dtype.
+    The model must have the student's tokenizer. ModelTeacher puts it into evaluation mode, and does
+    not change its device or dtype.
 
     Args:
-        model: one, or several by the names that the dataset's column `teacher_id` has.
-        temperature: of the softmax; `args.teacher_temperature` of the trainer.
+        model: one model, or a mapping to models from the names in the column `teacher_id`.
+        temperature: of the softmax; must equal the trainer's `args.teacher_temperature`.
 
     Raises:
         ValueError: no model is given, or `temperature` is not positive.
@@ -41,14 +41,14 @@ class ModelTeacher:
         self.names = tuple(models)
         self.temperature = temperature
         self._models = {name: each.eval() for name, each in models.items()}
-        self._calls = THREADS.call_queue()  # two forwards at once would need the memory of two
+        self._calls = THREADS.call_queue()  # two forward passes at once need twice the memory
 
     @asynccontextmanager
     async def open(self, student: Student) -> AsyncIterator[None]:
-        """Check that the models hold the student's rows.
+        """Check that the student's longest row fits into each model.
 
         Raises:
-            TeacherError: one holds less.
+            TeacherError: a model has too few positions.
         """
         for name, model in self._models.items():
             holds = getattr(_text_config(model), "max_position_embeddings", None)
@@ -62,7 +62,7 @@ class ModelTeacher:
     async def score(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], top_k: int, name: str
     ) -> TeacherScores:
-        """Score tokens of a row, on a thread; see `Teacher.score`.
+        """Score tokens of a row on a thread; see `Teacher.score`.
 
         Raises:
             TeacherError: a token is not in the teacher's vocabulary.
@@ -84,7 +84,8 @@ class ModelTeacher:
         with torch.no_grad():
             row = torch.as_tensor(ids, device=model.device)[None]
             before = torch.as_tensor(positions - 1, device=model.device)
-            # All logits of a long row may not fit; a wrapper such as PEFT's hands this on.
+            # The logits of a whole long row may not fit into memory. Wrappers such as PEFT's take
+            # `**kwargs` and pass the option on.
             known = inspect.signature(model.forward).parameters.values()
             keeps = any(each.name in ("logits_to_keep", "kwargs") for each in known)
             only = {"logits_to_keep": before} if keeps else {}
@@ -104,7 +105,7 @@ class ModelTeacher:
 
 
 def _best(logits: Any, drawn_ids: Any, top_k: int, temperature: float) -> tuple[Any, Any, Any]:
-    """Return ids and logprobs of the candidates, and the drawn tokens' logprobs."""
+    """Return the candidates' ids and logprobs, and the logprobs of the drawn tokens."""
     logprobs = (logits.float() / temperature).log_softmax(-1)
     best = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1)
     return best.indices, best.values, logprobs.gather(-1, drawn_ids[:, None])[:, 0]

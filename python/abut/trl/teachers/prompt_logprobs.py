@@ -1,9 +1,10 @@
-"""The `prompt_logprobs` of vLLM's answers.
+"""A parser of the `prompt_logprobs` in vLLM's answers.
 
-An answer has every position of the row, also those of the prompt and the environment, with a text
-for each candidate: 20 MB for 32,000 tokens of 8 candidates. It is read position by position, on a
-thread, because `json.loads` would hold the GIL until it has read all of it: measured, the loop was
-late by 0.4 s and more, and so by 0.02 s, while both take about as long.
+An answer covers every position of the row, including those of the prompt and the environment, and
+has a text for each candidate: 20 MB for 32,000 tokens with 8 candidates. It is parsed position by
+position, on a thread, because `json.loads` holds the GIL until it has parsed the whole answer. It
+blocked the event loop for 0.4 s and more. Position by position, the loop is late by 0.02 s, and
+parsing takes about as long in total.
 """
 
 import json
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from abut.errors import TeacherError
 from abut.trl.teachers.teacher import TeacherScores
 
-# JSON escapes the quotes of a text, so this cannot stand inside of one.
+# JSON escapes quotes in strings, so this cannot match inside one.
 _BEGIN = re.compile(r'"prompt_logprobs"\s*:\s*\[')
 _SPACE = re.compile(r"[\s,]*")
 # vLLM writes this instead of minus infinity, which JSON does not have.
@@ -27,16 +28,16 @@ _NEVER = -9999.0
 def read_prompt_logprobs(
     content: bytes, ids: NDArray[np.int64], positions: NDArray[np.int64], top_k: int
 ) -> TeacherScores:
-    """Return what an answer of `/v1/completions` says of some positions of a row.
+    """Return the scores of some positions of a row from an answer of `/v1/completions`.
 
     Args:
-        content: the answer.
+        content: the body of the answer.
         ids: `(T,)`, the row.
-        positions: `(n,)`, rising.
+        positions: `(n,)`, ascending.
         top_k: how many candidates were asked for.
 
     Raises:
-        TeacherError: the answer is not one of this row.
+        TeacherError: the answer does not belong to this row.
     """
     scores = TeacherScores(
         np.full((len(positions), top_k + 1), -1, np.int64),
@@ -66,7 +67,7 @@ def _positions(text: str) -> Iterator[Any]:
     if begin is None:
         raise TeacherError(
             f"the server answers without prompt_logprobs: {text[:200]!r}\n"
-            "hint: is it a server of vLLM?"
+            "hint: is it a vLLM server?"
         )
     decoder, at = json.JSONDecoder(), begin.end()
     try:
@@ -81,7 +82,7 @@ def _positions(text: str) -> Iterator[Any]:
 
 
 def _note(scores: TeacherScores, number: int, said: Any, drawn_id: str, position: int) -> None:
-    """Take over the candidates of a position."""
+    """Copy the candidates of one position into `scores`."""
     try:
         found = sorted(
             (each["rank"], int(id_), float(each["logprob"])) for id_, each in said.items()

@@ -1,8 +1,8 @@
 """A teacher's scores of the rows of a rollout.
 
-Invariant: a row that is trained is scored, as a whole where its trainer wants that. A row that the
-teacher did not score is not trained: `Rollout.row_trained` or `Branch.trained` is False, and
-`Rollout.unscored_rows` counts it.
+Invariant: every row that is trained has scores, and with `drops_incomplete` a score for each of its
+sampled tokens. A row that the teacher did not score is not trained: `Rollout.row_trained` or
+`Branch.trained` is False, and `Rollout.unscored_rows` counts it.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ class RolloutScores(NamedTuple):
     """The scores of a rollout.
 
     Attributes:
-        rows: of each of its `conversations_of`, as they were before; None: it is not scored.
-        lost: says which rows are not trained because the teacher did not score them; None: all are.
+        rows: the scores of each conversation that `conversations_of` gave before the call; None for
+            a conversation that is not scored.
+        lost: how many rows the teacher did not score, and why; None if it scored all.
     """
 
     rows: Sequence[TeacherScores | None]
@@ -49,20 +50,20 @@ async def score_rollout(
     vocab_size: int | None = None,
     drops_incomplete: bool = True,
 ) -> RolloutScores:
-    """Ask a teacher for scores of all rows of a rollout that are trained.
+    """Have a teacher score all rows of a rollout that are to be trained.
 
-    Turns get the stream `teacher_logprobs`, the rollout the teacher's name.
+    Adds the stream `teacher_logprobs` to the turns, and sets `rollout.teacher`.
 
     Args:
-        teacher: is open.
-        rollout: has ended.
-        name: of the teacher.
+        teacher: an open teacher.
+        rollout: a rollout that has ended.
+        name: the name of the teacher.
         top_k: how many candidates each sampled token gets.
         vocab_size: see `score_row`.
-        drops_incomplete: whether a row with a token that has no score counts as not scored.
+        drops_incomplete: treat a row as not scored if any sampled token has no score.
 
     Raises:
-        TeacherError: as `score_row`; or the rollout has images.
+        TeacherError: see `score_row`; also if the rollout has images.
     """
     conversations = conversations_of(rollout)
     asked = [_is_trained(one) and rollout.measured and not rollout.failed for one in conversations]
@@ -70,7 +71,7 @@ async def score_rollout(
         return RolloutScores([None] * len(conversations))
     if any(one.images for one in conversations):
         raise TeacherError(
-            f"rollout {rollout.rollout_id} has images, and a teacher gets ids alone: it would "
+            f"rollout {rollout.rollout_id} has images, and a teacher gets only ids: it would "
             "score what follows an image without seeing it\n"
             "hint: distil environments without images"
         )
@@ -104,7 +105,7 @@ async def score_rollout(
 
 
 def scoring(teacher: Teacher, student: Student) -> Finishing:
-    """Return what scores rollouts for `abut.rollout.stream.Stream`: the drawn tokens alone."""
+    """Return a finishing step for `abut.rollout.stream.Stream` that scores the drawn tokens."""
 
     async def finish(task: RolloutTask, rollout: Rollout) -> str | None:
         name = teacher_name(teacher, task.columns)
@@ -133,7 +134,7 @@ async def _score(
     """Return the scores of the sampled tokens of a row.
 
     Raises:
-        TeacherUnavailable: it is not scored; or one of its tokens is not, with `drops_incomplete`.
+        TeacherUnavailable: the row has no scores, or, with `drops_incomplete`, a token has none.
     """
     columns = conversation.columns
     ids = np.concatenate([columns.prompt_ids, columns.completion_ids]).astype(np.int64)
@@ -149,7 +150,7 @@ async def _score(
 
 
 def _leave_out(rollout: Rollout, missing: Mapping[int, TeacherUnavailable]) -> None:
-    """Have these of a rollout's `conversations_of` not be trained."""
+    """Mark conversations as not trained; `missing` has their indices in `conversations_of`."""
     rollout.unscored_rows += len(missing)
     numbers = [None, *trained_branches(rollout)]
     left_out = {numbers[k] for k in missing}

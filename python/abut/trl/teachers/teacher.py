@@ -1,8 +1,8 @@
-"""The protocol of a teacher, and the check of what it returns.
+"""The protocol of a teacher, and checks of the scores that it returns.
 
-Invariant: scores that have passed `score_row` are candidates of the student's vocabulary, the best
-first, with finite logprobs, and the drawn token among them wherever the teacher has scored it. TRL
-checks none of that: one NaN makes the weights NaN, candidates in another order give another loss.
+Invariant: `score_row` returns candidates of the student's vocabulary, most likely first, with
+finite logprobs. They include the drawn token, wherever the teacher scored it. TRL checks none of
+this: one NaN turns the weights into NaN, and candidates in another order give another loss.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -17,9 +17,9 @@ from abut.concurrency.threads import work_done
 from abut.errors import TeacherError, TeacherUnavailable, text_of
 
 TEACHER_ID = "teacher_id"
-"""The dataset's column that names a row's teacher, as TRL calls it."""
+"""The dataset column that names the teacher of a row; TRL's name."""
 
-# Float32 and bfloat16 servers sum to a little more than 1; logits come to far more.
+# Rounding in float32 and bfloat16 makes sums a little more than 1; logits give far more.
 _MOST = 1.02
 _QUICK = 20_000
 
@@ -27,24 +27,24 @@ _QUICK = 20_000
 class TeacherScores(NamedTuple):
     """The scores that a teacher gives `n` positions of a row.
 
-    Padding of candidates is id -1 with logprob -inf.
+    Candidates are padded with id -1 and logprob -inf.
     """
 
     ids: NDArray[np.int64]
-    """`(n, W)` candidates for the token at each position, the best first."""
+    """`(n, W)` candidates for the token at each position, most likely first."""
     logprobs: NDArray[np.float32]
     """`(n, W)`, nats."""
     drawn: NDArray[np.float32]
-    """`(n,)`, nats: of the token that the student drew; NaN where the teacher gave none."""
+    """`(n,)`, nats: logprobs of the tokens the student drew; NaN where the teacher gave none."""
 
 
 @runtime_checkable
 class Teacher(Protocol):
-    """A model that scores the tokens of another one. It never changes during a run.
+    """A model that scores the student's tokens. It never changes during a run.
 
-    A teacher may also have `names`, a tuple of the names that it takes; `temperature`, of its
-    softmax, which is 1 without that attribute; and `open(student)`, an asynchronous context manager
-    inside of which it is asked.
+    A teacher may also have these attributes: `names`, a tuple of the teacher names that it accepts;
+    `temperature`, that of its softmax (1 without the attribute); and `open(student)`, which returns
+    an asynchronous context manager. If it exists, `score` is called only inside that context.
     """
 
     async def score(
@@ -54,31 +54,31 @@ class Teacher(Protocol):
 
         Args:
             ids: `(T,)`, the whole row.
-            positions: `(n,)`, rising, from 1: of the tokens to score. The token at position `p` is
-                scored behind `ids[:p]`.
-            top_k: how many of the best candidates each position gets; the drawn token comes besides
-                if it is not among them.
-            name: of the teacher that the row asks for.
+            positions: `(n,)`, ascending, from 1: positions of the tokens to score. The token at
+                position `p` is scored given `ids[:p]`.
+            top_k: how many of the most likely candidates to return for each position. The drawn
+                token is returned as well if it is not one of them.
+            name: the name of the teacher that the row asks for.
 
         Returns:
-            with `W` of at most `top_k + 1`. Candidates may come in any order and with NaN here;
-            abut sorts them, and leaves out what is not a number.
+            Scores with a `W` of at most `top_k + 1`. Candidates may be in any order and have NaN,
+            because abut sorts them and drops NaN.
 
         Raises:
-            ConnectionError, TimeoutError: this row is not scored, and the run goes on without it.
-                Anything else ends the run.
+            ConnectionError, TimeoutError: this row is not scored, and the run continues without it.
+                Any other error ends the run.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Student:
-    """The model that a teacher scores, as the teacher needs to know it.
+    """The facts about the student that a teacher needs.
 
     Attributes:
-        tokenizer: of Hugging Face; the teacher's must be the same.
-        top_k: the largest `top_k` that it will be asked for.
-        max_tokens: of the longest row; None if nobody knows.
+        tokenizer: a Hugging Face tokenizer; the teacher's must be the same.
+        top_k: the largest `top_k` that `Teacher.score` will be called with.
+        max_tokens: the length of the longest row; None if unknown.
     """
 
     tokenizer: Any
@@ -88,10 +88,10 @@ class Student:
 
 @asynccontextmanager
 async def opened(teacher: Teacher, student: Student) -> AsyncIterator[None]:
-    """Open a teacher for a student, on the loop on which it is asked.
+    """Open a teacher for a student, on the event loop that will call `score`.
 
     Raises:
-        TeacherError: it cannot score this student.
+        TeacherError: the teacher cannot score this student.
     """
     open_: Any = getattr(teacher, "open", None)
     if open_ is None:
@@ -110,22 +110,22 @@ async def score_row(
     name: str,
     vocab_size: int | None = None,
 ) -> TeacherScores:
-    """Ask a teacher, and check and sort what it returns.
+    """Have a teacher score a row, then check and sort the scores.
 
     Args:
-        teacher: is asked.
+        teacher: an open teacher.
         ids: `(T,)`, the whole row.
-        positions: `(n,)`, as of `Teacher.score`.
-        top_k: as of `Teacher.score`.
-        name: of the teacher that the row asks for.
-        vocab_size: of the student; candidates beyond it are left out. None leaves out none.
+        positions: `(n,)`, as in `Teacher.score`.
+        top_k: as in `Teacher.score`.
+        name: the name of the teacher that the row asks for.
+        vocab_size: the student's; candidates with larger ids are dropped. None drops none.
 
     Returns:
-        with `W = top_k + 1`.
+        Scores with `W = top_k + 1`.
 
     Raises:
-        TeacherUnavailable: the row is not scored.
-        TeacherError: what the teacher returned is not scores of these positions.
+        TeacherUnavailable: the teacher did not score the row.
+        TeacherError: the teacher did not return valid scores of these positions.
     """
     try:
         scores = await teacher.score(ids, positions, top_k, name)
@@ -136,7 +136,7 @@ async def score_row(
             f"the teacher {name!r} did not score a row: {text_of(error)}"
         ) from error
     drawn_ids = ids[positions]
-    # 16,000 positions of 64 candidates take 0.1 s, in which no other rollout would go on.
+    # 16,000 positions with 64 candidates take 0.1 s, which would hold up all other rollouts.
     quick = len(positions) * (top_k + 1) <= _QUICK
     return await work_done(
         quick, lambda: checked_scores(scores, drawn_ids, top_k, name, vocab_size)
@@ -150,17 +150,17 @@ def checked_scores(
     name: str,
     vocab_size: int | None = None,
 ) -> TeacherScores:
-    """Return scores with the candidates that count, the best first, and W = top_k + 1.
+    """Return scores with only the valid candidates, most likely first, and W = top_k + 1.
 
     Args:
         scores: what the teacher returned.
         drawn_ids: `(n,)`, the tokens that were scored.
-        top_k: as of `Teacher.score`.
-        name: of the teacher.
-        vocab_size: as of `score_row`.
+        top_k: as in `Teacher.score`.
+        name: the name of the teacher.
+        vocab_size: as in `score_row`.
 
     Raises:
-        TeacherError: they are not scores of so many tokens.
+        TeacherError: the shapes do not fit `drawn_ids`, or the values are not logprobs.
     """
     count = len(drawn_ids)
     try:
@@ -183,7 +183,7 @@ def checked_scores(
     ids, logprobs = _only(ids, logprobs, counts)
     ids, logprobs = _only(ids, logprobs, ~_repeats(ids))
     _check_logprobs(logprobs, name)
-    # Stable: equal logprobs stay in the teacher's order, which may know better.
+    # Stable: candidates with equal logprobs keep the teacher's order.
     ids, logprobs = _ordered(ids, logprobs, -logprobs)
     is_drawn = ids == drawn_ids[:, None]
     of_drawn = np.where(is_drawn, logprobs, -np.inf).max(axis=1)
@@ -201,7 +201,7 @@ Candidates: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def _only(ids: NDArray[np.int64], logprobs: NDArray[np.float32], kept: Any) -> Candidates:
-    """Return candidates with padding in the place of those that are not kept."""
+    """Replace the candidates that are not kept with padding."""
     return np.where(kept, ids, -1), np.where(kept, logprobs, np.float32(-np.inf))
 
 
@@ -211,7 +211,7 @@ def _ordered(ids: NDArray[np.int64], logprobs: NDArray[np.float32], by: Any) -> 
 
 
 def _repeats(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return where a candidate stands that stands before it in the same row, too."""
+    """Return where a candidate repeats an earlier one of the same position."""
     order = np.argsort(ids, axis=1, kind="stable")
     sorted_ids = np.take_along_axis(ids, order, 1)
     repeats = np.zeros(ids.shape, bool)
@@ -220,10 +220,10 @@ def _repeats(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _check_logprobs(logprobs: NDArray[np.float32], name: str) -> None:
-    """Refuse logits, and whatever else is not the logarithm of probabilities.
+    """Refuse logits and other values that are not log probabilities.
 
     Raises:
-        TeacherError: the candidates of a position have more probability than there is.
+        TeacherError: the probabilities of the candidates of a position sum to more than 1.
     """
     sums = np.exp(np.minimum(logprobs, 50.0)).sum(axis=1)
     if len(sums) and (most := float(sums.max())) > _MOST:
@@ -243,7 +243,7 @@ def _wrong(name: str, what: str) -> TeacherError:
 
 
 def teacher_name(teacher: Teacher, columns: Mapping[str, Any]) -> str:
-    """Return the name of the teacher of a row: its `teacher_id`, or the only one there is.
+    """Return the name of the teacher of a row: its `teacher_id`, or the only name there is.
 
     Raises:
         ValueError: there are several, and the row names none of them.
@@ -258,7 +258,7 @@ def teacher_name(teacher: Teacher, columns: Mapping[str, Any]) -> str:
 
 
 def names_of(teacher: Teacher) -> tuple[str, ...]:
-    """Return the names that a teacher takes; "default" if it has none."""
+    """Return the names that a teacher accepts; `("default",)` if it has no `names`."""
     return tuple(getattr(teacher, "names", None) or ("default",))
 
 
@@ -266,13 +266,13 @@ def check_names(teacher: Teacher, dataset: Any, names: Iterable[str] | None = No
     """Refuse a dataset that names a teacher which does not exist.
 
     Args:
-        teacher: has the names.
-        dataset: of `datasets`; of one whose columns cannot be read, each row is checked when it is
-            played.
-        names: those that the trainer knows; None: it knows none.
+        teacher: the teacher whose names are accepted.
+        dataset: a `datasets` dataset. If its columns cannot be read in advance, each row is checked
+            when it is played.
+        names: the names that the trainer knows; None if it knows none.
 
     Raises:
-        ValueError: names are missing, in the dataset or in the trainer.
+        ValueError: the names of the dataset or the trainer do not match the teacher's.
     """
     own = names_of(teacher)
     if names is not None and max(len(own), len(known := tuple(names))) > 1 and {*own} != {*known}:
@@ -300,10 +300,10 @@ def _no_teacher(row: str, name: Any, names: Iterable[str]) -> str:
 
 
 def check_temperature(teacher: Teacher, temperature: float) -> None:
-    """Refuse a teacher of another temperature than the loss takes.
+    """Refuse a teacher whose temperature is not the one that the loss needs.
 
     Raises:
-        ValueError: says what to do.
+        ValueError: the two differ.
     """
     own = getattr(teacher, "temperature", 1.0)
     if own == temperature:

@@ -1,7 +1,7 @@
-"""Teachers behind servers of vLLM.
+"""A teacher behind vLLM servers.
 
-Invariant: a server is asked only after it was found to serve the student's tokenizer, to hold its
-longest row, and to give as many candidates as the loss takes.
+Invariant: abut sends rows to a server only after checking that the server has the student's
+tokenizer, has room for the longest row, and returns as many candidates as the loss needs.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 Urls: TypeAlias = str | Sequence[str]
 
 _PATH = "/v1/completions"
-# Longer than a server that has just started takes for its first request.
+# Longer than the first request to a server that has just started takes.
 _CHECK_S = 120.0
 # Words, spaces, digits, signs, other scripts and an emoji: tokenizers differ in all of them.
 _PROBE = (
@@ -48,7 +48,7 @@ _HINTS = {
 
 
 class _Named:
-    """The servers of one name, for one student, on one loop."""
+    """The servers of one teacher name, for one student, on one event loop."""
 
     def __init__(self, teacher: "VllmTeacher", name: str, student: Student) -> None:
         from abut.samplers.fleet import Fleet
@@ -70,11 +70,11 @@ class _Named:
         self._numbers = itertools.count()
 
     async def start(self) -> None:
-        """Wait until a server is well.
+        """Wait until a server passes its checks.
 
         Raises:
-            TeacherUnavailable: none is.
-            TeacherError: one cannot score the student.
+            TeacherUnavailable: no server did within `give_up_s`.
+            TeacherError: a server cannot score the student.
         """
         try:
             async with asyncio.timeout(self._give_up_s):
@@ -83,7 +83,7 @@ class _Named:
             raise self._unavailable("no server was well") from None
 
     async def stop(self) -> None:
-        """Give up what is asked, and close the connections."""
+        """Cancel the pending requests and close the connections."""
         for task in self.asked.values():
             task.cancel()
         await asyncio.gather(*self.asked.values(), return_exceptions=True)
@@ -92,7 +92,7 @@ class _Named:
     async def score(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], top_k: int
     ) -> TeacherScores:
-        """Ask for a row, or wait for the answer to an equal one."""
+        """Request the scores of a row, or wait for the answer to an identical request."""
         key = (ids.tobytes(), positions.tobytes(), top_k)
         if (task := self.asked.get(key)) is None:
             task = self.asked[key] = asyncio.create_task(self._score(ids, positions, top_k))
@@ -102,15 +102,16 @@ class _Named:
     def _forget(self, key: Any, task: "asyncio.Task[TeacherScores]") -> None:
         del self.asked[key]
         if not task.cancelled():
-            task.exception()  # whoever waited for it may have been cancelled meanwhile
+            task.exception()  # marks it as retrieved; its waiters may be cancelled
 
     async def _score(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], top_k: int
     ) -> TeacherScores:
         from abut.samplers.fleet_server import Refused
 
-        # One row a request: several in one fail together. One request a row, and not a turn: vLLM
-        # does not read its prefix cache for prompt_logprobs, so each turn would cost its prefix.
+        # One row per request, because several rows in one request fail together. One request per
+        # row and not per turn, because vLLM does not use its prefix cache for prompt_logprobs, so
+        # each turn would cost its whole prefix.
         body = self._body(ids, top_k)
         number = str(next(self._numbers))
         async with self.slots:
@@ -130,7 +131,7 @@ class _Named:
             )
 
     async def _ask(self, number: str, body: bytes, *, tokens: int) -> bytes:
-        """Return the answer of a server that is well, however often that takes."""
+        """Return the answer of a healthy server; retries without limit, so the caller sets one."""
         pauses_s = backoff(1.0, 10.0)
         while True:
             try:
@@ -174,7 +175,7 @@ class _Named:
         """Check that a server can score the student.
 
         Raises:
-            TeacherError: it cannot.
+            TeacherError: the server cannot.
         """
         from abut.samplers.fleet_server import Refused
 
@@ -216,7 +217,7 @@ class _Named:
     async def _check_tokenizer(self, server: "FleetServer", where: str) -> list[int]:
         """Compare the server's tokens of a text with the student's, and return them.
 
-        Another vocabulary of the same size would score other tokens, and nothing would show it.
+        With another vocabulary of the same size, the server would silently score other tokens.
         """
         tokenizer = self._student.tokenizer
         added = [str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()]
@@ -242,22 +243,25 @@ class _Named:
 
 @stays("it has connections of this process", hint="send its arguments, and make the teacher there")
 class VllmTeacher:
-    """Scores with models behind servers of `vllm serve`, of which several may serve the same model.
+    """A teacher behind one or more `vllm serve` servers; several may serve the same model.
 
-    Each row is one request, to any server of its name that is well. If a server fails, another one
-    is asked, or the same one again after a pause, until `give_up_s`. Equal rows that are asked for
-    at the same time are one request. Logprobs are of temperature 1, whatever a request says.
+    Each row is one request to a healthy server of the row's teacher name. If a server fails, the
+    request goes to another one, or to the same one after a pause, until `give_up_s` has passed.
+    Identical rows that are pending at the same time share one request. vLLM computes the logprobs
+    at temperature 1, whatever the request says.
 
     Args:
-        base_urls: `http://host:port`, one or several, or a mapping of names to these: the names
-            that the dataset's column `teacher_id` has. `user:password@` becomes a header.
-        models: the name under which each of them is served; without one, the first that is listed.
+        base_urls: one or several addresses, `http://host:port`; or a mapping to these from the
+            names in the dataset's column `teacher_id`. `user:password@` becomes a header.
+        models: the served model name for each teacher name; without one, abut requests the first
+            model that the server lists.
         api_key: sent as a bearer token.
-        give_up_s: how long a row, or the first server to be well, may take in all.
-        max_requests: how many rows each name is asked for at once.
+        give_up_s: how long one row may take over all attempts; also how long `open` waits for a
+            server.
+        max_requests: how many rows may be in flight for each teacher name.
 
     Raises:
-        ValueError: no address, one that is none, or one that is given twice.
+        ValueError: there is no address, or one is invalid or given twice.
     """
 
     temperature = 1.0
@@ -292,12 +296,12 @@ class VllmTeacher:
 
     @asynccontextmanager
     async def open(self, student: Student) -> AsyncIterator[None]:
-        """Connect from this loop; waits until one server of each name is well.
+        """Connect from this event loop, and wait until one server of each name passes its checks.
 
         Raises:
-            TeacherUnavailable: none is within `give_up_s`.
-            TeacherError: a server cannot score the student: it has another tokenizer, holds too
-                little, or gives too few candidates.
+            TeacherUnavailable: no server of a name did within `give_up_s`.
+            TeacherError: a server cannot score the student, because it has another tokenizer, has
+                too little room, or returns too few candidates.
         """
         loop = asyncio.get_running_loop()
         if loop in self._open:
@@ -317,8 +321,8 @@ class VllmTeacher:
         """Score tokens of a row; see `Teacher.score`.
 
         Raises:
-            TeacherUnavailable: no server has scored it within `give_up_s`.
-            TeacherError: a server refused it, or gave a wrong answer.
+            TeacherUnavailable: no server scored the row within `give_up_s`.
+            TeacherError: a server refused the row, or returned an invalid answer.
         """
         named = self._open.get(asyncio.get_running_loop())
         if named is None:
@@ -341,7 +345,7 @@ def _addresses(name: str, urls: Urls) -> list[Address]:
 
 
 def _hint(error: "Refused", top_k: int) -> str:
-    """Return the line that goes with what vLLM said of a request, or nothing."""
+    """Return the hint line for an error from vLLM, or an empty text."""
     if error.status in (401, 403):
         return "\nhint: pass api_key=…"
     if error.status == 404 and error.path == "/tokenize":
