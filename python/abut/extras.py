@@ -1,7 +1,8 @@
 """Packages that extras bring: the versions that abut takes, and which of them exclude each other.
 
-Invariant: a package that is missing, too old, or not beside what it needs is named before it is
-imported. An import would fail somewhere inside, with the name of a module that nobody knows.
+Invariant: before abut imports a package, an error names it if it is missing, too old, or installed
+beside versions that it does not accept. The import itself would fail somewhere inside the package,
+with the name of an unrelated module.
 """
 
 import sys
@@ -13,7 +14,7 @@ from abut.errors import MissingExtraError
 
 
 class Extra(NamedTuple):
-    """A package that an extra of abut brings.
+    """A package that an extra of abut installs.
 
     Attributes:
         package: its name in package indexes.
@@ -38,18 +39,18 @@ EXTRAS = {
 """The extras that bring environments or tools, by name."""
 
 _CONTESTED = ("mcp", "openai")
-"""The packages of which environments want versions that exclude each other."""
+"""The packages of which environments need conflicting versions."""
 
 
 def require_extra(name: str) -> str:
-    """Check that the package of an extra is here, and beside what it needs; return its version.
+    """Check the installed package of an extra and its requirements; return its version.
 
     Args:
-        name: of `EXTRAS`.
+        name: a key of `EXTRAS`.
 
     Raises:
-        MissingExtraError: it is missing, has a version that abut does not take, or needs another
-            version of a package that is installed; names both sides.
+        MissingExtraError: the package is missing, has a version that abut does not support, or
+            needs another version of an installed package; then the error names both.
     """
     extra = EXTRAS[name]
     needing = extra.needing or f"abut.{name}"
@@ -75,12 +76,12 @@ def check_beside(needing: str, package: str, specifier: str) -> None:
     """Check that a package is installed in a version that something needs.
 
     Args:
-        needing: what needs it, for the error.
+        needing: the package or model that needs it, for the error.
         package: its name in package indexes.
         specifier: the versions that are needed, such as `>=3.4`.
 
     Raises:
-        MissingExtraError: it is not; names the package that wants another version.
+        MissingExtraError: it is not; the error names the package that needs another version.
     """
     installed = _version(package)
     if installed is not None and _takes(specifier, installed):
@@ -98,7 +99,7 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
     """Return which package needs the version that is installed; empty if none does."""
     for other in EXTRAS.values():
         for _, name, wanted in _contested(other.package):
-            # It takes what is installed and we do not: the two cannot be in one environment.
+            # `other` accepts the installed version and `needing` does not, so the two conflict.
             if name == package and installed is not None and _takes(wanted, installed):
                 return (
                     f", which {other.package} {_version(other.package)} needs ({package}{wanted})\n"
@@ -108,18 +109,18 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
 
 
 def _contested(package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the contested packages that an installed package needs, itself or by another one.
+    """Yield the contested packages that an installed package requires, directly or indirectly.
 
-    Each with the package that says so, and the versions.
+    Yields the requiring package, the contested package, and the versions that it may have.
     """
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    seen, found = {(package, "")}, [(package, "")]  # with an extra of it, or none
+    seen, found = {(package, "")}, [(package, "")]  # a package, and one of its extras or ""
     for by, extra in found:
         try:
             needed = requires(by) or []
-        except PackageNotFoundError:  # then pip has left it out, and its import will say so
+        except PackageNotFoundError:  # not installed: the import of the package will say so
             continue
         for one in map(Requirement, needed):
             if one.marker is not None and not one.marker.evaluate({"extra": extra}):

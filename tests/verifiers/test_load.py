@@ -84,7 +84,7 @@ def test_options_of_the_other_api_are_errors() -> None:
 
 
 def test_what_is_no_environment_is_an_error() -> None:
-    with pytest.raises(TypeError, match="no environment of verifiers"):
+    with pytest.raises(TypeError, match="not an environment of verifiers"):
         verifiers_env(3)
     with pytest.raises(ImportError, match="abut_nowhere"):
         verifiers_env("abut_nowhere")

@@ -1,8 +1,8 @@
 """Parts of agents that bring their own datasets: rows, scores, logs, and serving for a whole run.
 
-Invariant: a row comes out of the dataset as it went in, because the dataset holds it as one JSON
-text. Arrow would add a null for each key that only other rows have. A missing score is None, never
-0.0, and so is one that is not finite.
+Invariant: a row comes out of the dataset exactly as it went in, because the dataset holds it as one
+JSON text; Arrow columns would add a null for each key that only other rows have. A score that is
+missing or not finite is None, never 0.0.
 """
 
 import math
@@ -31,9 +31,9 @@ class JsonRow(NamedTuple):
     """One row of a dataset.
 
     Attributes:
-        prompt: the prompt, for people; `preview` makes one.
-        text: the row as JSON; `row_text` returns it.
-        columns: other columns, such as `row_id`; the same names in each row.
+        prompt: the prompt, only for display; `preview` makes one.
+        text: the row as JSON; `row_text` reads it back.
+        columns: other columns, such as `row_id`; each row has the same names.
     """
 
     prompt: str
@@ -44,12 +44,12 @@ class JsonRow(NamedTuple):
 def json_dataset(rows: Iterable[JsonRow], column: str, name: str) -> Any:
     """Return rows as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
 
-    Its columns: `prompt`; `environment`, the agent's name, for a `dict` of environments; those of
-    the rows; and `column`.
+    Its columns are `prompt`; `environment`, the agent's name, for a `dict` of environments; the
+    rows' `columns`; and `column`.
 
     Args:
         rows: at least one.
-        column: the column of the JSON texts.
+        column: the name of the column with the JSON texts.
         name: the agent's name.
 
     Raises:
@@ -75,8 +75,8 @@ def choose(items: Sequence[T], n: int | None, *, shuffle: bool = False, seed: in
 
     Args:
         items: all items.
-        n: how many; None, or more than there are: all.
-        shuffle: whether the choice and its order are random.
+        n: how many; None, or more than there are, takes all.
+        shuffle: choose at random, and in a random order.
         seed: the same seed gives the same choice.
 
     Raises:
@@ -95,7 +95,7 @@ def row_text(task: RolloutTask, column: str, name: str, *, dataset: str | None =
 
     Args:
         task: the task.
-        column: the dataset's column of JSON texts.
+        column: the dataset's column with the JSON texts.
         name: the agent's name, for the error.
         dataset: the code that makes a dataset with this column, for the error; None:
             `NAME.dataset()`.
@@ -116,18 +116,18 @@ def preview(messages: Iterable[tuple[str, Any]], otherwise: str = "") -> str:
     """Return messages as text, for TRL's tables of completions.
 
     Args:
-        messages: role and content of each, as in chat requests.
-        otherwise: the text if no message has any.
+        messages: the role and content of each message, as in chat requests.
+        otherwise: the result if no message has text.
     """
     said = [(role, text) for role, content in messages if (text := content_text(content))]
     if len(said) == 1:
         return said[0][1][:_PREVIEW_CHARS]
-    # The end of a long conversation says more about the task than its beginning.
+    # The end of a long conversation shows more of the task than its beginning.
     return "\n\n".join(f"{role}: {text}" for role, text in said)[-_PREVIEW_CHARS:] or otherwise
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content: a text, or parts, of which images have no text."""
+    """Return the text of a message's content, a string or a list of parts; images have no text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()
@@ -136,8 +136,8 @@ def content_text(content: Any) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Return a score as a float; None if it is missing, no number (or boolean), or not finite."""
-    if isinstance(value, str | bytes):  # float("0.5") would take them
+    """Return a finite number or boolean as a float, and None for anything else."""
+    if isinstance(value, str | bytes):  # float("0.5") would accept strings
         return None
     try:
         number = float(value)
@@ -153,10 +153,10 @@ def as_metrics(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def choose_reward(scores: Scores, reward: RewardChoice, name: str) -> float | None:
-    """Return the reward of a rollout with these scores; None if it has no score.
+    """Return the reward of a rollout with these scores, or None if it has no score.
 
     Args:
-        scores: by name.
+        scores: the scores by name.
         reward: the user's choice.
         name: the agent's name, for the error.
 
@@ -181,7 +181,7 @@ def choose_reward(scores: Scores, reward: RewardChoice, name: str) -> float | No
 
 
 def rollout_info(task: RolloutTask) -> dict[str, Any]:
-    """Return where a rollout stands in training, as JSON values, for the log of an environment."""
+    """Return a rollout's id, step and group as JSON values, for the log of an environment."""
     return {
         "rollout_id": task.rollout_id,
         "run_id": task.run_id or None,
@@ -207,7 +207,7 @@ class OutputFolder:
 
     @property
     def path(self) -> Path:
-        """The folder, which exists once it has been asked for."""
+        """The folder; reading this property creates it."""
         if self._given is not None:
             self._given.mkdir(parents=True, exist_ok=True)
             return self._given
@@ -218,7 +218,7 @@ class OutputFolder:
         return Path(self._temporary.name)
 
     def delete(self) -> None:
-        """Delete a temporary folder; the next `path` is a new one."""
+        """Delete a temporary folder; the next `path` creates a new one."""
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             temporary.cleanup()

@@ -1,7 +1,7 @@
-"""Harbor: its tasks are environment and reward of a training run, its agents play them.
+"""Tasks of Harbor as environment and reward of a training run, with Harbor's agents.
 
-Invariant: a rollout is one trial. The calls of its agent go to the policy, and the key that opens
-them reaches the agent alone.
+Invariant: a rollout is one trial. Its agent's calls go to the policy, and only the agent receives
+the rollout's key.
 """
 
 from abut.harbor.trial_agent import harbor_tasks

@@ -1,7 +1,7 @@
 """Connects an agent of Harbor to the endpoint of a rollout.
 
-Invariant: the key of a rollout reaches its agent alone. An agent that asks from this process gets
-it as an argument, so no command in the environment has it. An agent that is installed in the
+Invariant: only a rollout's agent receives its key. An agent that runs in this process gets the key
+as an argument, so no command in the environment has it. An agent that is installed in the
 environment gets it as a variable of its own commands, which the verifier's commands do not have.
 """
 
@@ -18,7 +18,7 @@ from abut.agents.protocol import Endpoint
 Kind: TypeAlias = Literal["terminus-2", "claude-code", "codex", "installed", "own"]
 
 _POLICY = "openai/policy"
-"""The policy's name for Harbor: the part before the slash chooses the protocol."""
+"""The policy's model name in Harbor, where the part before the slash selects the protocol."""
 _MODELS: Mapping[Kind, str] = {
     "claude-code": f"anthropic/{KNOWN_MODELS['claude-code']}",
     "codex": f"openai/{KNOWN_MODELS['codex']}",
@@ -28,7 +28,7 @@ _EXAMPLE = Endpoint("http://gateway/r/rollout.0/v1", "abut-key", "policy", "roll
 
 @dataclass(frozen=True)
 class AgentConnection:
-    """An agent of Harbor, and how it is told where to ask.
+    """An agent of Harbor, and the way it gets the address of its endpoint.
 
     Attributes:
         name: Harbor's name of the agent, or the import path of its class.
@@ -42,7 +42,7 @@ class AgentConnection:
 
     @classmethod
     def of(cls, name: str, kwargs: Mapping[str, Any]) -> "AgentConnection":
-        """Return the connection of an agent, checked.
+        """Check that an agent can be connected, and return its connection.
 
         Args:
             name: Harbor's name of the agent, or `module:Class`.
@@ -50,7 +50,7 @@ class AgentConnection:
 
         Raises:
             ValueError: there is no such agent, an argument is not one of the agent's, or the agent
-                cannot be told where to ask.
+                cannot be pointed at an endpoint.
         """
         from harbor.agents.factory import AgentFactory
         from harbor.models.trial.config import AgentConfig
@@ -65,15 +65,15 @@ class AgentConnection:
 
     @property
     def is_installed(self) -> bool:
-        """True if it runs inside the environment, and asks from there."""
+        """True if the agent runs inside the environment and calls the policy from there."""
         return self.kind not in ("terminus-2", "own")
 
     def config(self, endpoint: Endpoint, timeout_s: float | None = None) -> Any:
         """Return Harbor's `AgentConfig` for one rollout.
 
         Args:
-            endpoint: of the rollout.
-            timeout_s: seconds that the agent may take; None: what the task says.
+            endpoint: the rollout's endpoint.
+            timeout_s: seconds that the agent may take; None: the task's own limit.
         """
         from harbor.models.trial.config import AgentConfig
 
@@ -94,8 +94,8 @@ class AgentConnection:
         if self.kind != "terminus-2":
             return kwargs
         return {
-            # A summary begins a conversation anew, and a recording is installed by pip in each
-            # trial.
+            # A summary starts another conversation. For a recording, each trial would install a
+            # recorder with pip.
             "enable_summarize": False,
             "record_terminal_session": False,
             **kwargs,
@@ -112,16 +112,16 @@ class AgentConnection:
         return endpoint.env(clients[self.kind]) if self.kind in clients else {}
 
     def _check(self, config: Any) -> None:
-        """Refuse an agent that Harbor cannot send to an endpoint.
+        """Refuse an agent that Harbor cannot point at an endpoint.
 
         Raises:
-            ValueError: the agent would ask elsewhere.
+            ValueError: the agent would call another address or use another protocol.
         """
         from harbor.agents.agent_auth_resolution import resolve_agent_model_connection
 
         found = resolve_agent_model_connection(config)
         right = _EXAMPLE.anthropic_url if self.kind == "claude-code" else _EXAMPLE.base_url
-        # Gemini CLI takes any address, and speaks Gemini's protocol there.
+        # Gemini CLI accepts any address, but uses Gemini's protocol.
         is_foreign = self.kind == "installed" and not str(
             found.model_api_format or "openai"
         ).startswith("openai")
@@ -150,14 +150,14 @@ def _kind_of(agent: type) -> Kind:
 
 
 def _codex_config(given: str | PathLike[str] | Mapping[str, Any] | None, endpoint: Endpoint) -> Any:
-    """Return the settings of Codex: those of the user, and those that send it to the endpoint."""
+    """Return Codex's settings: the user's, with the endpoint's address."""
     if isinstance(given, str | PathLike):
         given = tomllib.loads(Path(given).read_text(encoding="utf-8"))
     return _merged(given or {}, codex_settings(endpoint.base_url, endpoint.max_context_tokens))
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both tables in one; `second` wins."""
+    """Return both tables merged; `second` wins."""
     merged = dict(first)
     for key, value in second.items():
         known = merged.get(key)

@@ -17,11 +17,11 @@ _lock = threading.Lock()
 
 
 def require_harbor() -> None:
-    """Import harbor, the first time.
+    """Import harbor, if it is not imported yet.
 
     Raises:
         MissingExtraError: harbor, or a package that abut needs with it, is not installed, or has a
-            version that abut does not take.
+            version that abut does not support.
     """
     require_extra("harbor")
     for name in ("aiohttp", "datasets"):
@@ -32,9 +32,9 @@ def require_harbor() -> None:
 
 
 def _import_offline() -> None:
-    """Import the modules that trials need, without the request of litellm for prices.
+    """Import the modules that trials need, without litellm's request for a price list.
 
-    Later they would be imported on the loop that all rollouts share, which takes seconds.
+    Imported later, they would block the loop that all rollouts share for seconds.
     """
     is_ours = "litellm" not in sys.modules and _COST_MAP not in os.environ
     if is_ours:

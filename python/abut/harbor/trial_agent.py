@@ -1,7 +1,7 @@
 """Tasks of Harbor as one agent of abut: each rollout is a trial.
 
-Invariant: a trial ends with its batch, so no container outlives it. Nothing that is kept of a trial
-holds the key of its rollout.
+Invariant: a trial ends with its batch, so no container outlives the batch. Files that are kept of a
+trial never hold its rollout's key.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from abut.rollout.rollout import Rollout, StopReason
 logger = logging.getLogger(__name__)
 
 _ROW = "harbor_task"
-"""The dataset's column of tasks."""
+"""The dataset's column that holds the tasks."""
 _LONGEST_STOP_S = 60.0
-"""A container that does not stop for longer is left to Harbor, and to `docker rm`."""
+"""How long to wait for a container to stop; after that, the user has to remove it."""
 _OWN_NETWORK = frozenset({"singularity"})
-"""Environments whose containers use the network of their host."""
+"""Environments whose containers share the network of the host."""
 
 
 def harbor_tasks(
@@ -56,20 +56,21 @@ def harbor_tasks(
     trials_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
 ) -> "HarborTasks":
-    """Make an agent of tasks of Harbor, for `make_rollout_func`; the tasks stay as they are.
+    """Make an agent from unchanged tasks of Harbor, for `make_rollout_func`.
 
     Args:
         path: the folder of one task, or a folder of tasks.
-        agent: Harbor's name of the agent that plays: "terminus-2", "claude-code", "codex", or
-            another one that Harbor can send to an endpoint of OpenAI's protocols; or
-            `module:Class`, a `BaseAgent` of your own.
-        agent_kwargs: arguments for the agent, such as `max_turns`; `model_name` is the model that
-            it believes to ask.
-        environment: Harbor's name of the environment, such as "docker"; or `module:Class`, a
-            `BaseEnvironment` of your own.
-        reward: the name of the verifier's reward, or a function of all of them; None: the only one.
-        trials_dir: where trials keep their folders; None: a temporary folder, without what has
-            ended.
+        agent: Harbor's name of the agent: "terminus-2", "claude-code", "codex", or another one that
+            Harbor can point at an endpoint with OpenAI's protocols; or `module:Class`, your own
+            `BaseAgent`.
+        agent_kwargs: arguments for the agent, such as `max_turns`; `model_name` changes the model
+            name that the agent sees.
+        environment: Harbor's name of the environment, such as "docker"; or `module:Class`, your
+            own `BaseEnvironment`.
+        reward: the name of one of the verifier's rewards, or a function of all of them; None: the
+            only one.
+        trials_dir: where to keep the folders of trials; None: each folder is deleted after its
+            trial.
         name: the name in logs, errors, metrics and the dataset's column `environment`; None: the
             name of the folder.
 
@@ -131,8 +132,8 @@ class HarborTasks:
 
         Args:
             n: how many tasks; None: all.
-            shuffle: whether they are a random choice in a random order.
-            seed: of the choice.
+            shuffle: draw the tasks at random.
+            seed: the seed of the shuffle.
 
         Raises:
             ValueError: `n` is less than 1, or a task cannot be read.
@@ -154,7 +155,7 @@ class HarborTasks:
         """Check, before the first batch, that trials can run here.
 
         Raises:
-            EnvError: the environment cannot be had, or the agent could not reach the gateway.
+            EnvError: the environment is not available, or the agent could not reach the gateway.
         """
         self._rollout_timeout_s = gateway.registry.rollout_timeout_s
         self._scores.clear()
@@ -168,8 +169,8 @@ class HarborTasks:
         """Run one trial.
 
         Raises:
-            UnplayableRow: the trainer's row has no task, or the verifier has several rewards and no
-                choice was made.
+            UnplayableRow: the trainer's row has no task, or the verifier has several rewards and
+                `reward` names none.
             EnvError: the trial failed before its agent made a call.
         """
         path = Path(json.loads(row_text(task, _ROW, self.name))["path"])
@@ -190,21 +191,21 @@ class HarborTasks:
         return AgentResult(score.reward, extras)
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Any) -> None:
-        """Give rollouts that were cut short the reward that their verifier gave all the same."""
+        """Give rollouts that a limit cut short the reward that their verifier still returned."""
         for task, rollout in played:
             score = self._scores.pop(task.rollout_id, None)
             if score is None or rollout.failed or not score.errors:
                 continue
             if score.is_cut:
-                # The gateway does not know of Harbor's limit, as it knows of its own ones.
+                # The gateway knows only its own limits, and not Harbor's.
                 if rollout.stop_reason is StopReason.ENV_DONE:
                     rollout.stop_reason = StopReason.DEADLINE
             elif score.rewards and rollout.stop_reason in LIMITS:
-                # Agents raise, or exit with an error, where the gateway says that there is no room.
+                # Agents raise, or exit with an error, when the gateway refuses a call over a limit.
                 rollout.reward, rollout.measured = score.reward, True
 
     async def stop(self) -> None:
-        """Wait until the trials of rollouts that were given up have stopped their environments."""
+        """Wait until the trials of abandoned rollouts have stopped their environments."""
         if self._trials:
             _, left = await asyncio.wait(self._trials, timeout=_LONGEST_STOP_S)
             if left:
@@ -217,7 +218,7 @@ class HarborTasks:
         await THREADS.ask(self._output.delete)
 
     async def _result(self, path: Path, endpoint: Endpoint) -> Any:
-        """Return the result of a trial; cancelled, return at once and let the trial stop."""
+        """Run a trial. If cancelled, return at once while the trial stops in the background."""
         config = await THREADS.ask(lambda: self._config(path, endpoint))
         trial = asyncio.create_task(_run(config))
         self._trials.add(trial)
@@ -234,7 +235,7 @@ class HarborTasks:
                 )
 
     def _config(self, path: Path, endpoint: Endpoint) -> Any:
-        """Return the `TrialConfig` of a rollout; reads the task."""
+        """Read the task, and return the `TrialConfig` of a rollout."""
         from harbor.models.task.task import Task
         from harbor.models.trial.config import TaskConfig, TrialConfig, VerifierConfig
 
@@ -248,12 +249,12 @@ class HarborTasks:
             environment=self._environment,
             verifier=VerifierConfig(override_timeout_sec=verifier_s),
         )
-        # The rollout's id, so that people find the folder of a recorded rollout.
+        # With the rollout's id, so that the folder of a recorded rollout can be found.
         config.trial_name = f"{path.name[:32]}__{endpoint.rollout_id.replace('.', '-')}"
         return config
 
     def _tidy(self, config: Any, key: str) -> None:
-        """Delete the folder of a trial, or take the rollout's key out of it."""
+        """Delete the folder of a trial, or remove the rollout's key from its files."""
         folder = Path(config.trials_dir) / config.trial_name
         if not self._keeps_trials:
             shutil.rmtree(folder, ignore_errors=True)
@@ -293,17 +294,17 @@ class HarborTasks:
             )
 
     def _check_environment(self) -> None:
-        """Have Harbor check that its environment can be had.
+        """Let Harbor check that its environment is available.
 
         Raises:
-            EnvError: it cannot.
+            EnvError: the environment is not available.
         """
         from harbor.environments.factory import EnvironmentFactory
 
         config = self._environment
         try:
             EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
-        except (SystemExit, Exception) as error:  # Harbor's own command ends there
+        except (SystemExit, Exception) as error:  # Harbor exits the process if a check fails
             environment = config.import_path or config.type.value
             text = str(error) if isinstance(error, SystemExit) else text_of(error)
             raise EnvError(f"{self.name}: no trial can run in {environment}: {text}") from error
@@ -320,7 +321,7 @@ def _task_folders(root: Path) -> list[Path]:
     """Return the folders of tasks in a folder, or the folder itself if it is a task.
 
     Raises:
-        ValueError: there is none, or one cannot be read.
+        ValueError: there are no tasks, or a task cannot be read.
     """
     from harbor.models.task.task import Task
 

@@ -1,7 +1,7 @@
 """The score of a trial, from its result.
 
-Invariant: only a verifier's number is a score. A trial in which something failed has none, unless
-only the agent's time or room was over when the verifier looked.
+Invariant: only a verifier's number is a score. A failed trial has no score, unless the only failure
+is that the agent ran out of time or reached a limit of the run.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _PHASES = ("environment_setup", "agent_setup", "agent_execution", "verifier")
 
 @dataclass(frozen=True)
 class TrialScore:
-    """The score of one trial, and why there is none.
+    """The score of one trial, or the errors that explain why it has none.
 
     Attributes:
-        reward: by the user's choice, of what the verifier measured; None: it measured nothing.
-        rewards: what the verifier measured, by name.
-        errors: what failed, such as `RuntimeError: no such file`.
-        is_cut: whether the agent's time was over, and nothing else failed.
-        seconds: of each phase; only phases that began and ended.
+        reward: the reward that the user chose from `rewards`; None if the verifier returned none.
+        rewards: all rewards of the verifier, by name.
+        errors: the failures of the trial, such as `RuntimeError: no such file`.
+        is_cut: True if the agent ran out of time and nothing else failed.
+        seconds: the duration of each phase that began and ended, by name.
     """
 
     reward: float | None
@@ -37,9 +37,9 @@ class TrialScore:
         """Return the score of a `TrialResult`.
 
         Args:
-            result: of the trial.
+            result: the trial's result.
             reward: the user's choice.
-            name: what errors call the agent.
+            name: the agent's name, for the error.
 
         Raises:
             UnplayableRow: there are several rewards and no choice, or none of the chosen name.
@@ -61,12 +61,12 @@ class TrialScore:
 
     @property
     def is_score(self) -> bool:
-        """True if the reward counts, even if the gateway has refused nothing."""
+        """True if the reward counts without regard to limits of the gateway."""
         return self.is_cut or not self.errors
 
 
 def _seconds(result: Any) -> dict[str, float]:
-    """Return the seconds of each phase; of a task with several steps, their sums."""
+    """Return the seconds of each phase, summed over the steps of the task."""
     seconds: dict[str, float] = {}
     for part in (result, *(result.step_results or ())):
         for phase in _PHASES:

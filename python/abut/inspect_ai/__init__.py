@@ -1,7 +1,7 @@
-"""Inspect AI: a task, unmodified, is environment and reward of a training run.
+"""Tasks of Inspect AI, unchanged, as environment and reward of a training run.
 
-Invariant: a rollout's calls go to the policy, and nothing else does: a scorer that would ask the
-policy is an error. The package is not imported before a task is named.
+Invariant: only the solvers and tools of a rollout call the policy; a scorer that calls it is an
+error. inspect_ai is not imported before a task is named.
 """
 
 from abut.inspect_ai.inspect_agent import inspect_task

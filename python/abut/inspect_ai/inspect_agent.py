@@ -1,7 +1,7 @@
 """A task of Inspect AI as an agent: its solvers play a rollout, its scorers give the reward.
 
-Invariant: a sample's calls are answered by the rollout's endpoint. A sample with an error is a
-failed rollout; one that a limit has ended is scored, as in Inspect.
+Invariant: the rollout's endpoint answers a sample's calls. A sample with an error is a failed
+rollout. A sample that a limit of Inspect ended is scored, as in Inspect.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from abut.inspect_ai.shared_eval import SharedEval, TaskFeed
 
-# Providers of Inspect that are made of the openai package, and what they need of it.
+# Inspect's providers that use the openai package, and the versions that they need.
 _OPENAI = ("openai/", "openai-api/")
 _OPENAI_VERSIONS = ">=3.4"
 
@@ -71,32 +71,32 @@ def inspect_task(
     time_limit: float | None = None,
     name: str | None = None,
 ) -> "InspectTask":
-    """Make an agent of a task of Inspect, for `make_rollout_func`; the task stays as it is.
+    """Make an agent from an unchanged task of Inspect, for `make_rollout_func`.
 
     Args:
         task: a `Task`, a function with `@task`, the name of a task such as
             `"inspect_evals/gsm8k"`, or `"file.py@name"`.
-        task_args: the arguments of the function.
-        model_roles: models of roles, such as `{"grader": "openai/gpt-5"}`; they are never trained.
-            A role that nobody binds is the policy, which may play it, but not judge.
-        reward: the score that is the reward, such as `"includes"` or, where the score is a dict,
+        task_args: arguments for the task function.
+        model_roles: the models that play roles, such as `{"grader": "openai/gpt-5"}`; they are
+            never trained. The policy plays every other role, but scorers must not use it.
+        reward: the score to use as the reward, such as `"includes"` or, where the score is a dict,
             `"scorer/part"`; or a function of all scores by name. None: the only score.
         values: the numbers of scores that are texts, besides C, P, I and N.
-        sandbox: replaces the task's sandbox. "local" runs commands of the policy on this machine,
-            which is refused unless it is named here.
-        log_dir: gets a log for each batch, for `inspect view`; None keeps no logs.
-        limit: the first so many samples, or those from one position to another.
+        sandbox: replaces the task's sandbox. "local" runs the policy's commands on this machine, so
+            a task that has it is an error unless you pass it here.
+        log_dir: the folder for logs, one per batch, for `inspect view`; None: no logs.
+        limit: the first `limit` samples, or the samples from `start` to `end` for a pair.
         sample_id: the id of a sample, or several.
         time_limit: seconds for a sample, which is scored when they are over. The smallest of this,
-            the task's own, and, unless the trainer's own model samples,
-            `RolloutConfig.rollout_timeout_s` is the limit.
+            the task's own limit and `RolloutConfig.rollout_timeout_s` counts; the latter is left
+            out if the model samples in the trainer's process.
         name: the name in logs, errors and the dataset's column `environment`; None: the task's.
 
     Raises:
         TypeError: `task` is not a task.
-        ValueError: there is no such task or sample, its sandbox is "local" though nobody has named
-            that, or an argument has a value that it must not have.
-        MissingExtraError: inspect_ai is not installed, or too old.
+        ValueError: there is no such task or sample, the task has the sandbox "local" and you did
+            not pass it, or an argument has a value that is not allowed.
+        MissingExtraError: inspect_ai is not installed, or is too old.
     """
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: must be more than 0 seconds")
@@ -162,8 +162,8 @@ class InspectTask:
 
         Args:
             n: how many samples; None: all.
-            shuffle: whether they are drawn at random.
-            seed: of the draw.
+            shuffle: draw the samples at random.
+            seed: the seed of the shuffle.
 
         Raises:
             ValueError: `n` is less than 1, or a sample has content that is not text or an image.
@@ -176,9 +176,9 @@ class InspectTask:
         """Prepare for a batch; its eval begins with its first rollout.
 
         Raises:
-            EnvError: a sample has an image, and the policy takes none.
+            EnvError: a sample has an image, but the policy takes none.
         """
-        # On a thread, because these imports take seconds, and all rollouts share the event loop.
+        # On a thread, because these imports take seconds and would block the loop of all rollouts.
         await THREADS.ask(_import_eval)
         from abut.inspect_ai.policy_api import new_session
 
@@ -198,9 +198,9 @@ class InspectTask:
         """Play one sample, and score it.
 
         Raises:
-            UnplayableRow: the row is not one of `dataset()`, the task cannot begin, or nobody has
-                said which of several scores is the reward.
-            EnvError: a solver or a scorer has failed.
+            UnplayableRow: the row is not from `dataset()`, the task cannot start, or there are
+                several scores and `reward` names none.
+            EnvError: a solver, a tool or a scorer failed.
         """
         from abut.inspect_ai.policy_api import SampleAttempt
 
@@ -232,12 +232,12 @@ class InspectTask:
         self._no_logs.delete()
 
     async def _join(self, batch: "_InspectBatch", first: RolloutTask) -> "TaskFeed":
-        """Begin the task in the eval of this process, for the first rollout of a batch."""
+        """Start the task in the eval of this process, for the first rollout of a batch."""
         from abut.inspect_ai.policy_api import policy_model
         from abut.inspect_ai.shared_eval import LogFolder, TaskFeed, claim_eval
 
         feed = batch.feed = TaskFeed((self.name, batch.number))
-        # Inspect's cache of answers, which a task may ask for, would give old ones to new rollouts.
+        # A new address for each batch, because `generate(cache=True)` would reuse old answers.
         policy = policy_model(f"{batch.gateway.base_url}#{secrets.token_hex(4)}")
         has_logs = self._log_dir is not None
         folder = LogFolder(self._log_dir or str(self._no_logs.path), samples=has_logs)
@@ -248,7 +248,7 @@ class InspectTask:
     def _task_of(
         self, batch: "_InspectBatch", feed: "TaskFeed", policy: Any, first: RolloutTask
     ) -> Any:
-        """Return the task as a batch plays it."""
+        """Return a copy of the task for one batch, with the policy as its model."""
         from inspect_ai import task_with
 
         from abut.inspect_ai.policy_api import without_policy
@@ -279,7 +279,7 @@ class InspectTask:
         )
 
     def _time_limit_s(self, rollout_timeout_s: float | None) -> int | None:
-        """Return the limit of a sample in whole seconds, as Inspect takes it."""
+        """Return the time limit of a sample in whole seconds, which Inspect requires, or None."""
         limits = (self._task.time_limit, self._time_limit, rollout_timeout_s)
         return min((math.ceil(limit) for limit in limits if limit is not None), default=None)
 
@@ -293,7 +293,7 @@ class InspectTask:
         return choose_reward(scores, self._reward, self.name)
 
     def _failed(self, error: Any) -> EnvError:
-        """Return the error of a sample as that of its rollout."""
+        """Return a sample's error as the error of its rollout."""
         from abut.inspect_ai.policy_api import JUDGES
 
         may_pass = error.message != JUDGES
@@ -310,10 +310,10 @@ class _InspectBatch:
         self._joining: asyncio.Task[TaskFeed] | None = None
 
     async def joined(self, join: "Callable[[], Coroutine[Any, Any, TaskFeed]]") -> "TaskFeed":
-        """Return the feed of the task; the first call begins it, and the others wait for that."""
+        """Return the task's feed. The first call starts the task, and other calls wait for it."""
         if self._joining is None:
             self._joining = asyncio.create_task(join())
-        # A rollout that is cancelled while it waits must not end the eval of the others.
+        # Cancelling one waiting rollout must not cancel the eval, which the other rollouts share.
         return await asyncio.shield(self._joining)
 
     async def close(self) -> None:
@@ -327,12 +327,12 @@ class _InspectBatch:
 
 
 def _import_eval() -> None:
-    """Import what an eval needs: Inspect imports the largest part when the first one begins."""
+    """Import the modules of an eval, most of which Inspect would import during the first one."""
     importlib.import_module("abut.inspect_ai.shared_eval")
     with suppress(ImportError):
         importlib.import_module("inspect_ai.agent._acp.server")
 
 
 def _named(info: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Return parts of a rollout's description as metadata: `abut_step` and the like."""
+    """Return parts of a rollout's info as metadata, with names such as `abut_step`."""
     return {f"abut_{key.removesuffix('_id')}": info[key] for key in keys}

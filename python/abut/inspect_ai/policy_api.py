@@ -40,17 +40,17 @@ JUDGES = (
     'hint: model_roles={"grader": "openai/…"} names another model'
 )
 
-# Inspect would start with 20 calls at once, and adapt the number to rate limits.
+# Inspect would start with 20 calls at once and adapt to rate limits, which the gateway lacks.
 _MAX_CONNECTIONS = 10_000
 _FULL = "context_length_exceeded"
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
 
 
 class PolicyCallError(Exception):
-    """A call that the policy does not answer.
+    """A call that the policy did not answer.
 
     Attributes:
-        message: Inspect takes the text of a sample's error from here.
+        message: the text that Inspect shows as the sample's error.
     """
 
     def __init__(self, message: str) -> None:
@@ -59,14 +59,14 @@ class PolicyCallError(Exception):
 
 
 class SampleAttempt:
-    """One attempt at a rollout: a sample of Inspect, and the endpoint that its solvers ask.
+    """One attempt at a rollout: a sample of Inspect, and the endpoint that its solvers call.
 
     Args:
-        endpoint: of the rollout.
-        session: makes the requests.
+        endpoint: the rollout's endpoint.
+        session: sends the requests.
 
     Attributes:
-        ended: gets the sample of the log, or None if Inspect gave the sample up.
+        ended: resolves to the logged sample, or to None if Inspect abandoned the sample.
     """
 
     def __init__(self, endpoint: Endpoint, session: ClientSession) -> None:
@@ -76,7 +76,7 @@ class SampleAttempt:
         self._is_over = False
 
     def begin(self) -> None:
-        """Route the calls of this task to the endpoint; called where the sample's solvers run.
+        """Route calls of this asyncio task, which runs the sample's solvers, to the endpoint.
 
         Raises:
             PolicyCallError: the rollout is over.
@@ -87,7 +87,7 @@ class SampleAttempt:
         _ATTEMPT.set(self)
 
     def give_up(self) -> None:
-        """End the sample's solvers; nobody waits for the result any more."""
+        """Cancel the sample's solvers, because no rollout waits for the result any more."""
         self._is_over = True
         if self._solving is not None:
             self._solving.cancel()
@@ -96,7 +96,7 @@ class SampleAttempt:
         """Return the gateway's answer to a chat request; None if the context is full.
 
         Raises:
-            PolicyCallError: the gateway refused the request, or cannot be asked.
+            PolicyCallError: the gateway refused the request, or cannot be reached.
         """
         url = f"{self._endpoint.base_url}/chat/completions"
         headers = {"Authorization": f"Bearer {self._endpoint.api_key}"}
@@ -119,10 +119,10 @@ _ATTEMPT: ContextVar[SampleAttempt | None] = ContextVar("abut_inspect_attempt", 
 
 
 def new_session() -> ClientSession:
-    """Return a session for calls to the gateway, of the running loop.
+    """Return a session for calls to the gateway on the running loop.
 
-    Each call has a connection of its own, because the gateway closes those of a rollout that has
-    ended, and another rollout may just have taken one out of a pool.
+    Each call opens its own connection. In a pool, a rollout could pick a connection just as the
+    gateway closes it, because the rollout that used it before has ended.
     """
     return ClientSession(
         connector=TCPConnector(limit=0, force_close=True),
@@ -133,10 +133,10 @@ def new_session() -> ClientSession:
 
 
 def policy_model(base_url: str) -> Model:
-    """Return the policy as a model.
+    """Return the policy as a model of Inspect.
 
     Args:
-        base_url: for the log; Inspect's cache takes models with different addresses apart.
+        base_url: shown in the log, and part of the key of Inspect's cache.
     """
     _register()
     return get_model(
@@ -148,7 +148,7 @@ def policy_model(base_url: str) -> Model:
 
 
 def without_policy(scorer: Any) -> Any:
-    """Return a scorer whose calls never reach the policy, also where a solver calls it."""
+    """Wrap a scorer so that its calls never reach the policy, even if a solver runs the scorer."""
 
     @functools.wraps(scorer)  # with its name, arguments and metrics, which are attributes
     async def score(state: Any, target: Any) -> Any:
@@ -162,7 +162,7 @@ def without_policy(scorer: Any) -> Any:
 
 
 class PolicyAPI(ModelAPI):  # type: ignore[misc]
-    """Asks the gateway, for the rollout whose solvers make the call."""
+    """Sends each call to the gateway, for the rollout whose solvers make the call."""
 
     async def generate(
         self,
@@ -174,7 +174,7 @@ class PolicyAPI(ModelAPI):  # type: ignore[misc]
         """Return one answer of the policy.
 
         Raises:
-            PolicyCallError: the call belongs to no rollout, or was not answered.
+            PolicyCallError: the call does not belong to a rollout, or was not answered.
         """
         attempt = _ATTEMPT.get()
         if attempt is None:
@@ -185,11 +185,11 @@ class PolicyAPI(ModelAPI):  # type: ignore[misc]
         return output_of(answer)
 
     def max_connections(self) -> int:
-        """Return how many calls Inspect makes at once: all; the engine bounds them."""
+        """Return a number larger than any batch, because the engine bounds concurrent calls."""
         return _MAX_CONNECTIONS
 
     def tool_result_images(self) -> bool:
-        """Return True: the gateway takes images in tool results, or says that it does not."""
+        """Return True, because the gateway accepts or refuses images in tool results itself."""
         return True
 
 
@@ -204,7 +204,7 @@ def request_of(
     tool_choice: ToolChoice,
     config: GenerateConfig,
 ) -> dict[str, Any]:
-    """Return a chat request; of the sampling settings only `max_tokens` and stop strings are kept.
+    """Return a chat request; it keeps only `max_tokens` and stop strings of sampling settings.
 
     Raises:
         PolicyCallError: a message has content that is not text or an image.
@@ -280,7 +280,7 @@ def _choice(choice: ToolChoice) -> Any:
 
 
 def output_of(answer: Mapping[str, Any]) -> ModelOutput:
-    """Return a chat answer of the gateway as Inspect has it."""
+    """Return the gateway's chat completion as Inspect's `ModelOutput`."""
     (choice,) = answer["choices"]
     said, usage = choice["message"], answer["usage"]
     text = said.get("content") or ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from abut.agents.dataset_agent import finite
 
-# As Inspect's own `value_to_float`, which makes 0.0 of any other text.
+# The values of Inspect's own `value_to_float`, which turns any other text into 0.0.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
@@ -19,8 +19,8 @@ def scores_of(
     """Return a sample's scores by name; the parts of a dict are `SCORER/PART`.
 
     Args:
-        scores: Inspect's, by scorer; None if no scorer has run.
-        values: the numbers of texts that the user has named.
+        scores: Inspect's scores by scorer, or None if no scorer ran.
+        values: the user's numbers for text scores.
     """
     found: dict[str, float | None] = {}
     for name, score in (scores or {}).items():

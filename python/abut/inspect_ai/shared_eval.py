@@ -41,8 +41,8 @@ class LogFolder(NamedTuple):
     """Where the logs of an eval are written.
 
     Attributes:
-        path: a folder, or an address such as `s3://…`.
-        samples: whether samples are in them.
+        path: a folder, or a URL such as `s3://…`.
+        samples: True if the logs hold samples.
     """
 
     path: str
@@ -53,11 +53,11 @@ class TaskFeed:
     """Feeds one task of the eval with samples.
 
     Args:
-        key: tells it from others in this process.
+        key: distinguishes the task from others in this process.
 
     Attributes:
-        ready: gets the context of the task, in which samples are enqueued.
-        ended: gets the reason why the task ended with an error, or None if it ended well.
+        ready: resolves to the task's context, in which samples are enqueued.
+        ended: resolves to the error that ended the task, or to None.
     """
 
     def __init__(self, key: FeedKey) -> None:
@@ -80,7 +80,7 @@ class TaskFeed:
         )
 
     def setup(self) -> Any:
-        """Return the solver that runs before the task's own: it routes the calls of its sample."""
+        """Return a solver that runs before the task's own and routes the calls of its sample."""
 
         @solver(name="abut_rollout")  # type: ignore[untyped-decorator]
         def abut_rollout() -> Any:
@@ -93,14 +93,14 @@ class TaskFeed:
         return abut_rollout()
 
     async def play(self, sample: Any, attempt: SampleAttempt) -> EvalSample:
-        """Play a sample; return it as the log has it.
+        """Play a sample, and return the logged sample.
 
         Args:
-            sample: a copy with its id, which this method may keep.
-            attempt: answers its calls.
+            sample: a copy of the sample, with its id; this method keeps it.
+            attempt: answers the sample's calls.
 
         Raises:
-            UnplayableRow: the eval has ended, or Inspect gave the sample up.
+            UnplayableRow: the eval has ended, or Inspect abandoned the sample.
         """
         self._epochs[sample.id] += 1
         epoch = self._epochs[sample.id]
@@ -120,12 +120,12 @@ class TaskFeed:
         return played
 
     def close(self) -> None:
-        """Let the task end when its samples have, and write its log."""
+        """Let the task end, and write its log, once its samples have ended."""
         self._is_over = True
         self._more.set()
 
     async def _next(self) -> list[Any] | None:
-        """Wait for samples; called when none plays, and they begin when this has returned."""
+        """Wait for samples; Inspect calls this when none plays, and starts them when it returns."""
         if not self.ready.done():
             self.ready.set_result(copy_context())
         await self._more.wait()
@@ -148,13 +148,13 @@ class SharedEval:
     """An eval of this process, from the first task that joins it until the last one leaves.
 
     Args:
-        folder: gets the logs.
+        folder: the folder for logs.
         model: the policy.
 
     Attributes:
         folder: the argument.
-        loop: the loop that it runs on.
-        feeds: of the tasks that have not left.
+        loop: the event loop of the eval.
+        feeds: the feeds of the tasks that have not left, by key.
     """
 
     def __init__(self, folder: LogFolder, model: Model) -> None:
@@ -169,19 +169,19 @@ class SharedEval:
 
     @property
     def is_over(self) -> bool:
-        """True once no task may join it any more."""
+        """True once tasks can no longer join."""
         return self._over.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """True once Inspect may run another eval."""
+        """True once Inspect can run another eval."""
         return self._eval is not None and self._eval.done()
 
     async def join(self, feed: TaskFeed, make_task: Callable[[], Any]) -> None:
-        """Begin a task, and the eval with the first one; wait until the task takes samples.
+        """Start a task, and the eval with the first task; wait until the task takes samples.
 
         Raises:
-            UnplayableRow: it cannot begin; says why.
+            UnplayableRow: the task cannot start; the error says why.
         """
         async with self._lock:
             task = make_task()
@@ -198,11 +198,11 @@ class SharedEval:
                 raise UnplayableRow(f"{feed.key[0]} cannot begin: {self._why_ended(feed)}")
             if self._context is None:
                 self._context = feed.ready.result()
-                # Inspect has set it to its own, which would silence what users log.
+                # Inspect has set its own level, which would hide the user's log messages.
                 logging.getLogger().setLevel(level)
 
     async def leave(self, feed: TaskFeed) -> None:
-        """End a task, and the eval with the last one; returns when the logs are written."""
+        """End a task, and the eval with the last task; return when the logs are written."""
         feed.close()
         self.feeds.pop(feed.key, None)
         if self.feeds:
@@ -211,7 +211,7 @@ class SharedEval:
         await self.end(_STOP_S)
 
     async def end(self, seconds: float) -> None:
-        """Wait for the end of the eval, and cancel it after so many seconds."""
+        """Wait up to `seconds` for the eval to end, then cancel it."""
         running = self._eval
         if running is None or running.done():
             return
@@ -223,10 +223,10 @@ class SharedEval:
         await asyncio.wait({running}, timeout=_CANCEL_S)
 
     async def _run(self, task: Any) -> None:
-        """Run the eval; its tasks get the error that it ends with."""
+        """Run the eval, and tell its tasks the error that ends it."""
         why = "it was cancelled"
         try:
-            # Rollouts fail alone, and abut retries them: Inspect's own rules would end the task.
+            # abut retries each failed rollout. Inspect's own rules would end the whole task.
             await eval_async(
                 TaskSource.from_tasks(
                     [task], next_tasks=self._wait_until_over, task_complete=self._task_complete
@@ -277,15 +277,15 @@ _current: SharedEval | None = None
 
 
 async def claim_eval(feed: TaskFeed, folder: LogFolder, model: Model) -> SharedEval:
-    """Return the eval of this process, for a task that is to join it.
+    """Return the eval of this process, for a task to join.
 
     Args:
-        feed: of the task, which has to leave.
-        folder: gets the log.
-        model: the policy, if this is the first task.
+        feed: the feed of the task, which must call `leave` at its end.
+        folder: the folder for logs.
+        model: the policy; used if this is the first task.
 
     Raises:
-        UnplayableRow: the eval that runs cannot have the task.
+        UnplayableRow: the running eval cannot take the task.
     """
     global _current
     loop = asyncio.get_running_loop()
@@ -302,7 +302,7 @@ async def claim_eval(feed: TaskFeed, folder: LogFolder, model: Model) -> SharedE
             )
         if not running.is_over:
             break
-        await running.end(_CANCEL_S)  # its batch was interrupted
+        await running.end(_CANCEL_S)  # an interrupted batch left it
         if not running.has_ended:
             raise UnplayableRow(
                 f"{feed.key[0]} cannot begin: the eval of the batch before does not end\n"

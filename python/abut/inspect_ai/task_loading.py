@@ -1,7 +1,7 @@
-"""Tasks of Inspect and their samples: found, chosen, and refused if they cannot be trained.
+"""Loads tasks of Inspect, selects their samples, and refuses tasks that cannot be trained.
 
 Invariant: a sample is the task's own object, because scorers may keep anything in it. The dataset
-has its id alone, as JSON text: ids are numbers or texts.
+holds only its id, as JSON text, because ids are numbers or strings.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ def load_task(task: Any, args: Mapping[str, Any]) -> Any:
 
     Raises:
         TypeError: `task` is not a task.
-        ValueError: its file or package has no such task, or arguments are given for a `Task`.
-        OSError, Exception: what reading or running its file raises.
+        ValueError: the file or package has no such task, or arguments are given for a `Task`.
+        OSError, Exception: raised by reading or running the file.
     """
     from inspect_ai import Task
 
@@ -59,7 +59,7 @@ def _from_file(spec: str, args: Mapping[str, Any]) -> Any:
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    # As in Inspect: a task's file imports its neighbours, and names its data as they lie beside it.
+    # As in Inspect: a task file may import its neighbours, and open data by relative paths.
     sys.modules[module_spec.name] = module
     with contextlib.chdir(path.parent):
         sys.path.insert(0, str(path.parent))
@@ -101,7 +101,7 @@ def _from_registry(name: str, args: Mapping[str, Any]) -> Any:
             "hint: is its package installed? A task of a file is named as in "
             'inspect_task("file.py@task")'
         ) from None
-    # A function whose annotations do not say that it returns a Task comes back as it is.
+    # registry_create returns the function itself if it is not annotated to return a Task.
     return made(**args) if callable(made) else made
 
 
@@ -112,11 +112,11 @@ def load_samples(
 
     Args:
         task: the task.
-        limit: the first so many, or those from one position to another.
+        limit: the first `limit` samples, or the samples from `start` to `end` for a pair.
         chosen: an id or several.
 
     Raises:
-        ValueError: there are none, two have one id, or an id is not there.
+        ValueError: there are no samples, two have the same id, or an id does not exist.
     """
     if task.sample_source is not None:
         raise ValueError(
@@ -146,15 +146,15 @@ def load_samples(
 
 
 def check_sandbox(task: Any, samples: Collection[Any], sandbox: Any) -> None:
-    """Refuse a task that runs commands of the policy on this machine, unless the user asks for it.
+    """Refuse a task that runs the policy's commands on this machine, unless the user allows it.
 
     Args:
         task: the task.
         samples: its samples, which may have sandboxes of their own.
-        sandbox: the user's.
+        sandbox: the user's choice, or None.
 
     Raises:
-        ValueError: the sandbox is "local", and nobody but the task says so.
+        ValueError: a sandbox is "local", and the user chose none.
     """
     if sandbox is not None:
         return
@@ -168,13 +168,13 @@ def check_sandbox(task: Any, samples: Collection[Any], sandbox: Any) -> None:
 
 
 def row_of_sample(id_: SampleId, text: str, sample: Any, name: str) -> JsonRow:
-    """Return a sample's row of the dataset.
+    """Return the dataset's row for a sample.
 
     Args:
-        id_: its id.
+        id_: the sample's id.
         text: the id as JSON.
         sample: the sample.
-        name: of the task.
+        name: the task's name, for the error.
 
     Raises:
         ValueError: the sample has content that is not text or an image.

@@ -1,4 +1,4 @@
-"""verifiers: its environments as they are, with a row and a reward for each seat that is trained.
+"""Environments of verifiers, unchanged, with a row and a reward for each trained seat.
 
 Invariant: a trace is a session of the gateway; no row of one seat ever has the reward of another.
 verifiers is not imported before an environment is named.

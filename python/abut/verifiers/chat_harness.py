@@ -1,6 +1,6 @@
-"""A harness of verifiers that runs in this process: messages and MCP tools, and no commands.
+"""A harness of verifiers that runs in this process, with MCP tools and without commands.
 
-It does what verifiers' `null` does, which starts a program for each turn: 4.8 s a turn on two
+verifiers' `null` harness does the same, but starts a program for each turn: 4.8 s a turn on two
 cores, of which the model takes 0.2 s.
 
 Invariant: each call of the model goes through the interception server of verifiers, which keeps
@@ -28,12 +28,12 @@ __all__ = ["ChatHarness"]
 _ID = "abut_chat"
 _RETRIES = 2
 _RETRIED = (408, 429, 500, 502, 503, 504)
-"""The statuses after which OpenAI's clients ask again, as those of other harnesses do."""
+"""HTTP statuses to retry: the ones that OpenAI's clients, which other harnesses use, retry."""
 _FIRST_WAIT_S = 0.5
 
 
 class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
-    """Asks the model until it answers without a call of a tool."""
+    """Calls the model, and the tools that it asks for, until it answers without a tool call."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -64,7 +64,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             while True:
                 status, answer = await client.ask(ctx.model, messages, tools.schemas)
                 if status != 200:
-                    # The conversation is as long as it may get: an end, not a failure.
+                    # A full context ends the conversation; it is not a failure.
                     is_full = status in (400, 413) and _says_full(answer)
                     return ProgramResult(0 if is_full else 1, "", "" if is_full else str(answer))
                 (choice,) = answer["choices"]
@@ -98,12 +98,12 @@ class _ModelClient:
     async def ask(
         self, model: str, messages: Sequence[Any], tools: Sequence[Any]
     ) -> tuple[int, Any]:
-        """Return the status and the answer: a completion, or the text of an error."""
+        """Return the HTTP status, and a completion or the text of an error."""
         body = {"model": model, "messages": messages, **({"tools": tools} if tools else {})}
         for attempt in range(_RETRIES + 1):
             if attempt:
                 await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
-            # A server that knows the header gives a retry the answer that was lost.
+            # A server that reads this header answers a retry with the answer that was lost.
             retry = {"x-stainless-retry-count": str(attempt)} if attempt else {}
             async with self.session.post(self._url, json=body, headers=retry) as response:
                 if response.status == 200:
@@ -114,7 +114,7 @@ class _ModelClient:
         return status, text
 
     async def denial_of(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the message in place of a call's result if the task denies it; else None.
+        """Return the message in place of a call's result if the task denies the call, or None.
 
         Raises:
             RuntimeError: the task stops the rollout.
@@ -146,13 +146,13 @@ class _McpTools:
     async def connect(
         self, urls: Mapping[str, str], timeout_s: float, stack: AsyncExitStack
     ) -> None:
-        """Connect to the servers of tools; the stack closes the connections."""
+        """Connect to the MCP servers; the stack closes the connections."""
         specs = {name: {"url": url, "timeout": timeout_s} for name, url in urls.items()}
         connected = await connect_mcp({"mcpServers": specs}, stack)
         self.schemas, self._dispatch, self._servers = connected
 
     async def result_of(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the message with the result of a call, or with what is wrong with the call."""
+        """Return the tool message for a call: its result, or the error in the call."""
         name = call["function"]["name"]
         arguments = _json(call["function"].get("arguments"))
         if name not in self._dispatch:
@@ -178,8 +178,8 @@ def _says_full(text: str) -> bool:
 def chat_harness_id() -> str:
     """Return the id by which verifiers finds this harness.
 
-    verifiers takes ids for top-level modules and cannot import one with a dot in its name, so this
-    module has a second name.
+    verifiers imports an id as a top-level module, so an id must not have a dot. This module gets a
+    second name without one.
     """
     sys.modules.setdefault(_ID, sys.modules[__name__])
     return _ID

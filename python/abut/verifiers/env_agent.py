@@ -1,9 +1,9 @@
-"""An environment of verifiers as an agent: verifiers plays an episode, the gateway its rows.
+"""An environment of verifiers as an agent: verifiers plays, and the gateway records the rows.
 
 Invariant: a rollout is one episode. Each trace of it is a session of the gateway, so the calls of
-two traces are never one conversation. Episodes play on a thread that lasts as long as the serving:
-Linux kills verifiers' servers of tools when the thread that started them ends, and the loops of
-other agents have no thread between two batches.
+two traces are never one conversation. Episodes play on a thread of their own that
+lasts for the whole run: Linux kills verifiers' tool servers when the thread that started them ends,
+and the event loops of other agents have no thread between two batches.
 """
 
 import hashlib
@@ -44,12 +44,12 @@ class VerifiersEnv:
     Args:
         env: a `verifiers.v1.Env`.
         name: the name in logs, errors and the dataset's column `environment`.
-        train: the seats that are trained; None: all that the policy plays and that the environment
-            trains.
+        train: the seats to train; None: all that the policy plays, except those that the
+            environment marks as not trainable.
 
     Attributes:
         name: the argument.
-        session_header: the header by which verifiers says which trace a call belongs to.
+        session_header: the HTTP header in which verifiers sends the id of a call's trace.
 
     Raises:
         ValueError: `train` names a seat that the policy does not play, or a seat has a model
@@ -82,12 +82,12 @@ class VerifiersEnv:
 
         Args:
             n: how many tasks; None: all.
-            shuffle: whether they are drawn at random.
-            seed: of the shuffle.
+            shuffle: draw the tasks at random.
+            seed: the seed of the shuffle.
 
         Raises:
-            ValueError: the taskset never ends and `n` is None, there are no tasks, JSON changes a
-                task, or one needs a container that no seat has.
+            ValueError: the taskset is infinite and `n` is None, there are no tasks, a task does not
+                survive JSON, or a task needs a container that no seat has.
         """
         dataset, tasks = self._rows.dataset(n, shuffle=shuffle, seed=seed)
         for task in tasks:
@@ -97,11 +97,11 @@ class VerifiersEnv:
         return dataset
 
     async def start(self, gateway: Gateway) -> None:
-        """Serve, from the first batch on, and check which seats are trained.
+        """Start the environment's servers at the first batch, and check which seats are trained.
 
         Raises:
-            EnvError: no seat is trained; or several are, and the trainer takes one row; or the
-                dataset has images, and the model takes none.
+            EnvError: no seat is trained; several are, but the trainer takes one row per rollout; or
+                the dataset has images, but the model takes none.
         """
         self._gateway = gateway
         self._check_images(self._first_image, EnvError)
@@ -128,8 +128,8 @@ class VerifiersEnv:
         """Play one episode.
 
         Raises:
-            UnplayableRow: the row has no task, or images that the model does not take.
-            EnvError: the episode is not ok.
+            UnplayableRow: the row has no task, or has images but the model takes none.
+            EnvError: the episode failed.
         """
         vf_task = self._rows.task_of(task)
         self._check_images(row_id(vf_task) if has_images(vf_task) else None, UnplayableRow)
@@ -142,16 +142,16 @@ class VerifiersEnv:
         raise failure_of(episode, self.name)
 
     async def _episode(self, endpoint: Endpoint, vf_task: Any, minted: list[Any]) -> Any:
-        """Play an episode; its traces are appended to `minted` as they begin."""
+        """Play an episode, and append its traces to `minted` as they begin."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
         from verifiers.v1.types import SamplingConfig
 
         gateway = self._gateway
         assert gateway is not None
-        await self._serving.started()  # anew, if something blocks the loop that it was on
+        await self._serving.started()  # again, if its loop was blocked and replaced
         sampling = {key: value for key, value in gateway.sampling.items() if value is not None}
-        # One client for all rollouts, because verifiers keeps one for each configuration until the
-        # serving ends. So the rollout's name is in the model's.
+        # verifiers keeps a client for each configuration until serving ends, so all rollouts share
+        # one client, and the model's name says which rollout a call belongs to.
         context = ModelContext(
             model=f"policy/{endpoint.rollout_id}",
             client=EvalClientConfig(
@@ -164,7 +164,7 @@ class VerifiersEnv:
     async def settle(
         self, played: Sequence[tuple[RolloutTask, Rollout]], tokenizer: Tokenizer
     ) -> None:
-        """Judge a rollout by the trace of its row where the trainer takes no other row of it."""
+        """Give each rollout its row's reward, if the trainer takes one row per rollout."""
         if not self._takes_one_row:
             return
         for _, rollout in played:
@@ -174,7 +174,7 @@ class VerifiersEnv:
                 rollout.measured = rollout.reward is not None
 
     async def close(self) -> None:
-        """End the servers of tools and what else serves the run."""
+        """Stop the tool servers and everything else that serves the run."""
         await self._on_own_thread(self._serving.close)
         await THREADS.ask(lambda: self._loops.close(_CLOSE_LOOP_S))
 
@@ -183,14 +183,14 @@ class VerifiersEnv:
         return await loop.call(type(self), self.name, call).future
 
     async def _serve(self) -> None:
-        """Serve, and find the seats that the environment never trains."""
+        """Start serving, and find the seats that the environment never trains."""
         await self._serving.started()
         if self._fixed is None:
             with suppress(Exception):  # if `Env.setup` fails, each episode says so
                 self._fixed = await untrainable_seats(self._env, self._seats)
 
     async def _limit_of(self, endpoint_id: str) -> StopReason | None:
-        """Return the limit of the run by which a rollout's calls were refused or cut."""
+        """Return the limit of the run that refused or cut a rollout's calls, or None."""
         assert self._gateway is not None
         registry = self._gateway.registry
 
@@ -223,11 +223,11 @@ class VerifiersEnv:
 
 
 def _key_variable(key: str) -> str:
-    """Return the variable of the environment that has the gateway's key.
+    """Return the name of the environment variable that holds the gateway's key.
 
-    verifiers takes keys from the environment alone, and keeps variables whose name has API_KEY
-    from the programs that it starts. The name follows from the key, so that two gateways of one
-    process do not share it.
+    verifiers reads keys only from environment variables, and hides variables with API_KEY in their
+    name from the programs that it starts. The name is derived from the key, so that two gateways in
+    one process have two variables.
     """
     return f"{_KEY_VARIABLE}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
 

@@ -1,8 +1,8 @@
 """The traces of an episode as the result of a rollout: a name and a reward for each session.
 
-Invariant: a trace has a reward only if its episode and the trace are ok and each of its rewards is
-there and finite. A trace of a seat that is not trained never has one, so it is never a row, and no
-trace ever has the reward of another.
+Invariant: a trace has a reward only if the episode and the trace succeeded and each of its rewards
+is present and finite. A trace of an untrained seat never has a reward, so it is never a
+row. No trace ever has the reward of another.
 """
 
 import math
@@ -20,12 +20,12 @@ _MOST_ERRORS = 3
 def result_of(
     episode: Any, minted: Iterable[Any], *, name: str, trained: Collection[str]
 ) -> AgentResult:
-    """Return the result of an episode that is ok.
+    """Return the result of an episode that succeeded.
 
     Args:
         episode: a `verifiers.v1.Episode`.
-        minted: all traces that it has begun.
-        name: the environment's, in the names of metrics.
+        minted: all traces that the episode began.
+        name: the environment's name, the prefix of metrics.
         trained: the seats that are trained.
     """
     ours = [trace for trace in episode.traces if _is_trained(trace, trained)]
@@ -34,11 +34,11 @@ def result_of(
     scores = [score for score in asked if score is not None]
     result = _without_rewards(minted, trained, extras_of(episode.traces, name))
     if not any(trace.rewards for trace in ours):
-        # The taskset gives no rewards: reward functions of the trainer may.
+        # The taskset gives no rewards, so the trainer's reward functions score the rollout.
         return replace(result, measured=True)
     if not scores:
         return result
-    rewards = {**dict.fromkeys(result.names), **rewards}  # None for a trace that did not end, too
+    rewards = {**dict.fromkeys(result.names), **rewards}  # None also for a trace that did not end
     return replace(result, reward=fmean(scores), measured=True, rewards=rewards)
 
 
@@ -50,10 +50,10 @@ def cut_short(minted: Iterable[Any], trained: Collection[str]) -> AgentResult:
 def _without_rewards(
     minted: Iterable[Any], trained: Collection[str], extras: Mapping[str, float]
 ) -> AgentResult:
-    """Return a result of which nothing is trained.
+    """Return a result that trains nothing.
 
-    Only seats that are never trained have a reward of None here, so that the conversation that
-    stands for the rollout in tables and records is not one of theirs.
+    Only the seats that are never trained get a reward of None here. Tables and records then show a
+    trained seat's conversation for the rollout.
     """
     minted = list(minted)
     others = [trace.id for trace in minted if not _is_trained(trace, trained)]
@@ -62,17 +62,16 @@ def _without_rewards(
 
 
 def reward_of(trace: Any) -> float | None:
-    """Return the weighted sum of a trace's rewards; None if it was not scored."""
+    """Return the weighted sum of a trace's rewards, or None if the trace was not scored."""
     rewards = list(trace.rewards.values())
     if not (trace.ok and rewards) or any(reward is None for reward in rewards):
         return None
-    # The parts too: infinities of both signs may cancel.
-    values = [float(reward.value) for reward in rewards]
-    return sum(values) if all(map(math.isfinite, [*values, sum(values)])) else None
+    total = sum(float(reward.value) for reward in rewards)
+    return total if math.isfinite(total) else None
 
 
 def extras_of(traces: Sequence[Any], name: str) -> dict[str, float]:
-    """Return metrics and parts of rewards, each the mean over the traces of a seat."""
+    """Return the metrics and the parts of rewards, each averaged over the traces of a seat."""
     found: dict[str, list[float]] = {}
     for trace in traces:
         for key, value in _numbers_of(trace):
@@ -82,8 +81,8 @@ def extras_of(traces: Sequence[Any], name: str) -> dict[str, float]:
 
 
 def failure_of(episode: Any, name: str) -> EnvError:
-    """Return the error of an episode that is not ok, with the place in the environment's code."""
-    # Those of traces first: what `Env.run` raises is often only that a seat plays no more.
+    """Return the error of a failed episode, with the traceback in the environment's code."""
+    # Errors of traces come first, because `Env.run` often raises only that a seat has stopped.
     errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
     said = [f"{error.type}: {error.message}" for error in errors[:_MOST_ERRORS]]
     error = EnvError(f"{name}: {'; '.join(dict.fromkeys(said)) or 'the episode is not ok'}")

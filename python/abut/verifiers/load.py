@@ -1,7 +1,7 @@
-"""`verifiers_env`: finds an environment, and which of verifiers' two APIs it is written for.
+"""`verifiers_env` finds an environment, and detects which of verifiers' two APIs it uses.
 
 Invariant: verifiers is not imported before an environment is named. An option of the other API is
-an error, not ignored.
+an error; it is never ignored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,33 +29,34 @@ def verifiers_env(
     runtime: str | Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Make an agent of an environment of verifiers, for `make_rollout_func`.
+    """Make an agent from an environment of verifiers, for `make_rollout_func`.
 
         poker = verifiers_env("kuhn_poker")
         GRPOTrainer(..., train_dataset=poker.dataset(1000), reward_funcs=env_reward,
                     rollout_func=make_rollout_func(poker))
 
     Args:
-        id_or_env: the id of a taskset (verifiers 0.4), of an environment of the old API (verifiers
-            below 0.4), or a loaded environment.
-        env: the id of the environment that plays the taskset, such as "user_sim"; None: the
+        id_or_env: the id of a taskset (verifiers 0.4), the id of an environment of the old API
+            (verifiers below 0.4), or a loaded environment.
+        env: the id of another environment to play the taskset, such as "user-sim"; None: the
             taskset's own.
-        config: the environment's configuration, as verifiers' `[env]` has it.
-        args: for `load_environment` of the old API.
-        seats: settings of single seats; `{"user": {"model": …, "client": {"base_url": …,
+        config: the environment's configuration, verifiers' `[env]` block as a dict.
+        args: arguments of `load_environment`, for the old API only.
+        seats: settings for individual seats; `{"user": {"model": …, "client": {"base_url": …,
             "api_key_var": …}}}` gives a seat to another model.
-        train: the seats that are trained, by name; None: all that the policy plays, but for those
-            that the environment never trains.
-        harness: the program that plays seats for which neither taskset nor environment has one, as
-            an id or a configuration; None: abut's own, with messages and MCP tools.
-        runtime: where programs and tools of seats run: "subprocess", "docker" or another one of
-            verifiers, or its configuration. None: as the environment says, or else this machine,
-            where harnesses that execute commands are an error.
+        train: the seat or seats to train, by name; None: all that the policy plays, except those
+            that the environment marks as not trainable.
+        harness: the program that plays a seat, if neither the taskset nor the environment names
+            one, as an id or a configuration; None: abut's own, with messages and MCP tools.
+        runtime: where the seats' programs and tools run: "subprocess", "docker" or another runtime
+            of verifiers, or a configuration of one. None: where the environment says, or else this
+            machine, where a harness that executes commands is an error.
         name: the name in logs, errors and the dataset's column `environment`; None: the id.
 
     Raises:
-        TypeError: an option of the other API, or of what a loaded environment has already.
-        ValueError: a setting cannot be trained with; says which, and what to do.
+        TypeError: an option belongs to the other API, or a loaded environment has its setting
+            already.
+        ValueError: a setting does not work in training; the error names it and says what to do.
         ImportError: the environment is not installed, or needs another version of verifiers.
         MissingExtraError: verifiers is not installed.
     """
@@ -92,10 +93,14 @@ def verifiers_env(
 
 
 def require_verifiers() -> str:
-    """Check that verifiers is installed, and what abut needs with it; return its version.
+    """Check that verifiers and the packages that abut needs with it are installed.
+
+    Returns:
+        The version of verifiers.
 
     Raises:
-        MissingExtraError: it is not, or it is beside packages that it excludes.
+        MissingExtraError: a package is missing, or is installed in a version that excludes
+            verifiers.
     """
     for package in ("aiohttp", "datasets"):
         if find_spec(package) is None:
@@ -113,7 +118,7 @@ def _is_v1(id_or_env: Any, installed: str) -> bool:
         installed: the version of verifiers.
 
     Raises:
-        TypeError: it is no environment.
+        TypeError: it is not an environment.
         ImportError: it is not installed, or needs another version of verifiers.
     """
     has_v1 = tuple(int(part) for part in installed.split(".")[:2]) >= _FIRST_V1
@@ -130,13 +135,13 @@ def _is_v1(id_or_env: Any, installed: str) -> bool:
         is_v1 = _has_base(kind, "Env")
         if not is_v1 and not _has_base(kind, "Environment"):
             raise TypeError(
-                f"verifiers_env({id_or_env!r}): no environment of verifiers\n"
+                f"verifiers_env({id_or_env!r}): not an environment of verifiers\n"
                 'hint: pass an id, as in verifiers_env("gsm8k"), or a loaded environment'
             )
     if is_v1 == has_v1:
         return is_v1
     if is_v1:
-        # What 0.2 to 0.3.1 call v1 is another API: of its names even the first is missing.
+        # verifiers 0.2 to 0.3.1 call another API v1; it lacks even the first of these names.
         because, wanted = "for verifiers 0.4", "verifiers>=0.4"
     else:
         because, wanted = "of the old API, which verifiers 0.4 no longer has", "verifiers<0.4"
@@ -147,7 +152,7 @@ def _is_v1(id_or_env: Any, installed: str) -> bool:
 
 
 def _module_of(plugin_id: str, has_v1: bool) -> ModuleType:
-    """Import the module of an id, as verifiers does: `owner/some-name@1.0` is `some_name`."""
+    """Import the module of an id as verifiers does: `owner/some-name@1.0` is `some_name`."""
     if has_v1:
         from verifiers.v1.utils.loaders import import_taskset
 
@@ -163,7 +168,7 @@ def _exported(module: ModuleType) -> Iterator[Any]:
 def _has_base(value: Any, name: str) -> bool:
     """Return whether a value is a class of verifiers with this name, or one derived from it.
 
-    By name, because which modules the classes are in depends on the version.
+    Compares names, because verifiers moves its classes between modules from version to version.
     """
     classes = value.__mro__ if isinstance(value, type) else ()
     return any(c.__name__ == name and c.__module__.startswith("verifiers.") for c in classes)

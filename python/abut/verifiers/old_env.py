@@ -1,7 +1,8 @@
 """An environment of verifiers' old API as an agent: `load_environment`, `MultiTurnEnv`, `Rubric`.
 
 Invariant: a rollout is one call of the environment's `rollout`. It is scored once: alone, or with
-its group when all of it have ended. An error that verifiers would score all the same is a failure.
+its group when the whole group has ended. A rollout with an error fails, even where verifiers would
+score it.
 """
 
 import json
@@ -42,15 +43,15 @@ _IN_BODY = ("top_k", "min_p")
 def old_verifiers_env(
     id_or_env: Any, *, args: Mapping[str, Any] | None, name: str | None
 ) -> "OldVerifiersEnv":
-    """Make an agent of an environment of the old API.
+    """Make an agent from an environment of the old API.
 
     Args:
         id_or_env: the environment's id, or the environment.
-        args: for its `load_environment`.
+        args: arguments of its `load_environment`.
         name: the name in logs, errors and the dataset; None: the id.
 
     Raises:
-        TypeError: there are `args`, and the environment is loaded already.
+        TypeError: `args` is given, but the environment is loaded already.
         ValueError: verifiers cannot load it.
     """
     if not isinstance(id_or_env, str):
@@ -58,7 +59,7 @@ def old_verifiers_env(
             raise TypeError("args= is for an environment that is not loaded yet\nhint: pass its id")
         found = name or getattr(id_or_env, "env_id", "") or type(id_or_env).__name__
         return OldVerifiersEnv(id_or_env, found)
-    # As in `owner/name@version`, which verifiers' own function does not read.
+    # verifiers' own function does not understand `owner/name@version`.
     env_id = id_or_env.split("@", 1)[0]
     try:
         env = import_module("verifiers").load_environment(env_id, **(args or {}))
@@ -103,14 +104,14 @@ class OldVerifiersEnv:
             seed: the same seed gives the same rows.
 
         Raises:
-            ValueError: there are no rows, or JSON changes one.
+            ValueError: there are no rows, or a row does not survive JSON.
         """
         rows = self._env.get_dataset()
         chosen = choose(range(len(rows)), n, shuffle=shuffle, seed=seed)
         return json_dataset((self._row(dict(rows[i])) for i in chosen), COLUMN, self.name)
 
     async def start(self, gateway: Gateway) -> None:
-        """Connect, from the first batch on."""
+        """Connect to the gateway at the first batch."""
         self._gateway = gateway
         self._states.clear()
         await self._client.started()
@@ -119,8 +120,8 @@ class OldVerifiersEnv:
         """Play one rollout, and score it unless its group is scored together.
 
         Raises:
-            UnplayableRow: the row has no row of the environment, or its group is scored together
-                and other ranks play some of it.
+            UnplayableRow: the dataset's row holds no row of the environment, or its group is scored
+                together but is split over ranks.
             EnvError: the rollout has an error.
         """
         row = json.loads(row_text(task, COLUMN, self.name))
@@ -183,7 +184,7 @@ class OldVerifiersEnv:
             rollout.extras = {**rollout.extras, **scored.metrics_of(state, self.name)}
 
     def _sampling(self) -> dict[str, Any]:
-        """Return the trainer's settings as verifiers takes them."""
+        """Return the trainer's sampling settings in the form that verifiers takes."""
         assert self._gateway is not None
         settings = {key: v for key, v in self._gateway.sampling.items() if v is not None}
         body = {key: settings[key] for key in _IN_BODY if key in settings}
@@ -191,10 +192,10 @@ class OldVerifiersEnv:
         return {**ours, "extra_body": body}
 
     def _failure(self, error: Any) -> EnvError:
-        """Return the error of a rollout that verifiers would score all the same."""
+        """Return verifiers' error as the failure of a rollout; verifiers would score it."""
         if not isinstance(error, BaseException):
             return EnvError(f"{self.name}: {error!s:.2000}")
-        # An error of the model is only a wrapper, around the error of the client.
+        # An error of the model only wraps the client's error.
         cause = error.__cause__
         inner = "" if cause is None else f", by {text_of(cause)}"
         failure = EnvError(f"{self.name}: {text_of(error)}{inner}")
@@ -226,20 +227,20 @@ class OldVerifiersEnv:
 
 
 def _is_measured(scored: Scoring, state: Any) -> bool:
-    """Return whether other reward functions may score a rollout: it has a score, or never could."""
+    """Return True if the trainer's reward functions may score the rollout."""
     return scored.score_of(state) is not None or not scored.has_reward(state)
 
 
 def _client() -> Any:
-    """Return a client whose connections all rollouts share; each has its own address and key."""
+    """Return a client that shares its connections among all rollouts, under each one's own key."""
     from openai import AsyncOpenAI
 
-    # abut bounds the time of a turn. A client that gave up earlier would ask for it again.
+    # abut bounds the time of a turn. A client with a shorter timeout would request it again.
     return AsyncOpenAI(base_url="http://each.rollout.has.its.own", api_key="too", timeout=None)
 
 
 def _native(client: Any) -> Any:
-    """Return the client as this version of verifiers takes it: before 0.1.12, as it is."""
+    """Return the client in this version's form; before 0.1.12 it stays as it is."""
     wrapped = getattr(import_module("verifiers"), "OpenAIChatCompletionsClient", None)
     return client if wrapped is None else wrapped(client)
 

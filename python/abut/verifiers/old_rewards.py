@@ -1,7 +1,7 @@
-"""Reward functions of the old API, watched: verifiers counts one that raises as 0.0.
+"""Watches reward functions of the old API, because verifiers counts one that raises as 0.0.
 
-Invariant: a rollout whose reward function raised, or returned something else than a finite number,
-has no score; verifiers itself is told the same as before.
+Invariant: a rollout whose reward function raised, or returned anything but a finite number, has no
+score. verifiers itself sees the same results as without the watch.
 """
 
 import functools
@@ -37,19 +37,20 @@ class Scoring:
     """One call of a rubric.
 
     Attributes:
-        faults: of each state, by its `id`.
-        judged: the states that a function has scored, by `id`; True where the score counts.
+        faults: the faults of each state, by the state's `id()`.
+        judged: the states that a function has scored, by `id()`; True if the score is part of the
+            reward.
     """
 
     faults: dict[int, list[Fault]] = field(default_factory=dict)
     judged: dict[int, bool] = field(default_factory=dict)
 
     def has_reward(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the environment rewards a state at all: metrics alone sum up to 0."""
+        """Return False if only metrics judged the state, so that its reward of 0 means nothing."""
         return self.judged.get(id(state), True)
 
     def score_of(self, state: Mapping[str, Any]) -> float | None:
-        """Return the reward of a state that was scored; None if it has none."""
+        """Return the reward of a scored state, or None if it has no reward."""
         if not self.has_reward(state) or any(
             fault.counts for fault in self.faults.get(id(state), ())
         ):
@@ -57,7 +58,7 @@ class Scoring:
         return finite(state.get("reward"))
 
     def metrics_of(self, state: Mapping[str, Any], name: str) -> dict[str, float]:
-        """Return a state's metrics as extras `NAME/METRIC`, without those that gave no score."""
+        """Return a state's metrics as extras `NAME/METRIC`, without metrics that failed."""
         failed = {fault.function for fault in self.faults.get(id(state), ())}
         metrics = state.get("metrics") or {}
         return as_metrics(name, {key: m for key, m in metrics.items() if key not in failed})
@@ -75,7 +76,7 @@ _SCORING: ContextVar[Scoring | None] = ContextVar("abut_verifiers_scoring", defa
 
 @contextmanager
 def scoring() -> Iterator[Scoring]:
-    """Note the faults of the watched functions that a rubric calls in this block."""
+    """Collect the faults of watched functions that a rubric calls in this block."""
     made = Scoring()
     token = _SCORING.set(made)
     try:
@@ -85,7 +86,7 @@ def scoring() -> Iterator[Scoring]:
 
 
 def watch_rubric(rubric: Any) -> bool:
-    """Watch the functions of a rubric and of those in it; return whether one scores groups."""
+    """Watch the functions of a rubric and its nested rubrics; return True if one scores groups."""
     scores_groups = False
     functions = rubric.funcs
     for index, function in enumerate(functions):
@@ -103,10 +104,10 @@ def watch_rubric(rubric: Any) -> bool:
 def _watched(
     function: Callable[..., Any], rubric: Any, index: int, *, of_group: bool
 ) -> Callable[..., Any]:
-    """Return a function that notes what another one raises and returns.
+    """Wrap a reward function, and note what it returns or raises.
 
-    verifiers passes what a signature names, and finds group functions by it. So the signature is
-    the same, with `state` or `states` besides, to know which rollouts are scored.
+    verifiers reads a function's signature to choose its arguments and to find group functions. So
+    the wrapper keeps the signature, and adds `state` or `states` to know which rollouts are scored.
     """
     key = "states" if of_group else "state"
     signature = inspect.signature(function)
@@ -155,7 +156,7 @@ def _watched(
 
 
 def _each(returned: Any, count: int, of_group: bool) -> Sequence[Any]:
-    """Return what a function returned for each state; None where there is nothing."""
+    """Return the function's result for each state, None where it is missing."""
     if not of_group:
         return [returned] * count
     try:
@@ -166,7 +167,7 @@ def _each(returned: Any, count: int, of_group: bool) -> Sequence[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a reward as verifiers counts it, which takes `float(…)` of it; None if it is none."""
+    """Return a reward as verifiers counts it, by `float(…)`, or None if it is not a number."""
     try:
         return finite(float(value))
     except (TypeError, ValueError, OverflowError):

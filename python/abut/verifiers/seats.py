@@ -1,7 +1,7 @@
-"""The seats of an environment: who plays each, by which harness, and where its programs run.
+"""The seats of an environment: the model and harness of each, and where its programs run.
 
-Invariant: a seat is played by the policy, or by a model that its configuration names together with
-its endpoint. No harness that executes commands does so on this machine unless the user said so.
+Invariant: a seat is played by the policy, or by another model that has its own endpoint. No harness
+that executes commands does so on this machine unless the user said so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ def load_env(
     """Return the `verifiers.v1.Env` of a taskset; the arguments are those of `verifiers_env`.
 
     Raises:
-        ValueError: the configuration is not one that can be trained.
-        ImportError: taskset, environment or harness is not installed.
+        ValueError: the configuration cannot be used in training.
+        ImportError: the taskset, the environment or the harness is not installed.
     """
     from verifiers.v1.utils.loaders import (
         env_config_type,
@@ -58,10 +58,10 @@ def with_seats(
     harness: str | Mapping[str, Any] | None,
     runtime: str | Mapping[str, Any] | None,
 ) -> Any:
-    """Return a loaded environment with these settings of seats; the given one stays as it is.
+    """Return a copy of a loaded environment with these settings for its seats.
 
     Raises:
-        ValueError: the configuration is not one that can be trained.
+        ValueError: the configuration cannot be used in training.
     """
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.utils.generic import merge_defaults
@@ -86,8 +86,8 @@ def policy_seats(env: Any) -> list[str]:
     """Return the names of the seats that no other model plays.
 
     Raises:
-        ValueError: a seat has a model without an endpoint, or an endpoint without a model; or calls
-            cannot have its name.
+        ValueError: a seat has a model without an endpoint, an endpoint without a model, or a name
+            that the gateway does not allow.
     """
     from verifiers.v1.configs.agent import agent_config_fields
 
@@ -109,7 +109,7 @@ def policy_seats(env: Any) -> list[str]:
 
 
 async def untrainable_seats(env: Any, names: Sequence[str]) -> set[str]:
-    """Return those of these seats that the environment never trains, such as a simulated user."""
+    """Return the seats that the environment never trains, such as a simulated user."""
     from verifiers.v1.agent import Agent, Agents
     from verifiers.v1.clients import EvalClientConfig
     from verifiers.v1.configs.agent import resolve_agent
@@ -135,10 +135,10 @@ def _placed(
     """Return the configuration with a harness and a runtime for each seat.
 
     Args:
-        config: of the environment.
+        config: the environment's configuration.
         said: the seats for which the user named a runtime.
-        harness: of seats that have none.
-        runtime: of the other seats.
+        harness: for seats without a harness.
+        runtime: for the other seats.
         name: the environment's name, for errors.
     """
     from pydantic import TypeAdapter
@@ -171,9 +171,9 @@ def _harness_config(own: Any, given: str | Mapping[str, Any] | None, taskset_id:
     """Return the configuration of a seat's harness.
 
     Args:
-        own: what the seat has; None if it has none.
-        given: for a seat that has none.
-        taskset_id: may bring a harness.
+        own: the seat's own harness, or None.
+        given: the harness for a seat without one.
+        taskset_id: the id of the taskset, which may bring a harness.
     """
     from verifiers.v1.configs.env import default_agent_harness
     from verifiers.v1.configs.harness import HarnessConfig
@@ -194,9 +194,9 @@ def _harness_config(own: Any, given: str | Mapping[str, Any] | None, taskset_id:
 
 
 def _own_sampling(own: Any) -> Any:
-    """Return the sampling of a seat with another model: its own, and nothing of the trainer's.
+    """Return the sampling settings of a seat with another model, without the trainer's.
 
-    Its endpoint may refuse settings that the trainer has, such as `top_k`.
+    The seat's endpoint may refuse some of the trainer's settings, such as `top_k`.
     """
     from verifiers.v1.types import SamplingConfig
 
@@ -249,7 +249,7 @@ def _declared_seats(config_type: Any) -> list[str]:
 
 
 def _with_client_type(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings of a seat whose client has a type, which verifiers does not default."""
+    """Return a seat's settings with a type for its client, because verifiers has no default."""
     client = settings.get("client")
     if not isinstance(client, Mapping):
         return settings
@@ -257,7 +257,7 @@ def _with_client_type(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
-    """Return a part of a configuration as a dict: it may be a model of pydantic's."""
+    """Return a part of a configuration, a mapping or a pydantic model, as a dict."""
     if value is None:
         return {}
     return dict(value) if isinstance(value, Mapping) else dict(value.model_dump(exclude_unset=True))

@@ -1,6 +1,6 @@
 """Tasks of a taskset as rows of a dataset, and back.
 
-Invariant: a task comes out of the dataset as it went in, or the dataset is not made.
+Invariant: a task comes out of the dataset exactly as it went in, or making the dataset fails.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from abut.agents.dataset_agent import JsonRow, choose, json_dataset, preview, ro
 from abut.envs.task import RolloutTask
 
 COLUMN = "verifiers_task"
-"""The dataset's column of tasks."""
+"""The dataset's column that holds the tasks."""
 
 
 class TaskRows:
@@ -26,17 +26,17 @@ class TaskRows:
         self._type = type(taskset).task_type()
 
     def dataset(self, n: int | None, *, shuffle: bool, seed: int) -> tuple[Any, list[Any]]:
-        """Return a `datasets.Dataset`, and its tasks; see `VerifiersEnv.dataset`.
+        """Return a `datasets.Dataset` and the tasks in it; see `VerifiersEnv.dataset`.
 
         Raises:
-            ValueError: the taskset never ends and `n` is None, or JSON changes a task.
+            ValueError: the taskset is infinite and `n` is None, or a task does not survive JSON.
         """
         taskset = self._taskset
         if not taskset.bounded and n is None:
             raise ValueError(
                 f"{self._name} has tasks without end\nhint: {self._name}.dataset(1000)"
             )
-        # A shuffle needs all tasks where it may take any of them.
+        # A shuffle must load all tasks of a finite taskset, because it may pick any of them.
         first = taskset if n is None or (shuffle and taskset.bounded) else taskset.take(n)
         tasks = choose(list(first), n, shuffle=shuffle, seed=seed)
         return json_dataset(map(self._row, tasks), COLUMN, self._name), tasks
@@ -45,7 +45,7 @@ class TaskRows:
         """Return the task of a rollout.
 
         Raises:
-            UnplayableRow: the row of the rollout has none.
+            UnplayableRow: the rollout's row holds no task.
         """
         text = row_text(task, COLUMN, self._name)
         data = self._type.data_type().model_validate_json(text)
@@ -68,12 +68,12 @@ class TaskRows:
 
 
 def row_id(task: Any) -> str:
-    """Return the id of a task in its source, or else its number in the taskset."""
+    """Return the task's id in its source or, without one, its index in the taskset."""
     return str(task.data.idx if task.data.id is None else task.data.id)
 
 
 def messages_of(task: Any) -> Iterator[tuple[str, Any]]:
-    """Yield role and content of a prompt's messages; nothing if the prompt is a text or None."""
+    """Yield the role and content of each message; nothing if the prompt is a string or None."""
     prompt = task.data.prompt
     for message in prompt if isinstance(prompt, list) else ():
         yield message.role, message.content
