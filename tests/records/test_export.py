@@ -10,6 +10,7 @@ from abut.cli.__main__ import main
 from abut.records.export import export
 from abut.records.read import read_records
 from abut.records.recorder import JsonlRecorder
+from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 from tests.kit.data.records import a_rollout
 
 
@@ -35,6 +36,20 @@ def test_ids_have_the_mask_of_what_was_sampled(records: Path) -> None:
 def test_messages_are_those_of_rollouts_that_did_not_fail(records: Path) -> None:
     rows = list(export(read_records(records), "messages"))
     assert [row["messages"][1]["content"] for row in rows] == ["yes"] * 3
+
+
+def test_a_hosted_model_has_messages_and_no_ids(tmp_path: Path) -> None:
+    """One that said nothing has neither, whatever its prompt holds."""
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    spoke = Rollout("spoke", 0, messages=said, turns=[TurnRecord(1, 3)])
+    silent = Rollout("silent", 1, messages=said)
+    recorder = JsonlRecorder(tmp_path / "r.jsonl")
+    for rollout in (spoke, silent):
+        rollout.stop_reason, rollout.reward = StopReason.ENV_DONE, 1.0
+        recorder.write(rollout)
+    records = list(read_records(tmp_path / "r.jsonl"))
+    assert [row["messages"] for row in export(records, "messages")] == [said]
+    assert list(export(records, "ids")) == []
 
 
 def test_messages_have_the_tools_that_the_policy_saw(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ def export(
         kind: `"ids"`: `input_ids` and `assistant_masks`, so that only sampled tokens are learnt;
             `"messages"`: `messages`, and `tools` as JSON, null without any; `"prompts"`: `prompt`
             and the dataset's columns, each prompt once; `"records"`: the records. A rollout that
-            failed or sampled nothing makes no row of the first two kinds.
+            failed or in which the policy said nothing makes no row of the first two kinds, nor does
+            one of a hosted model, which has no ids, make a row of the first.
         without: fields to leave out, such as `columns` and `traceback`, which hold answers and
             paths.
 
@@ -34,8 +35,14 @@ def export(
     for record in records:
         if kind == "records":
             yield {name: value for name, value in record.items() if name not in left_out}
-        elif record["error"] is None and record["completion_ids"]:
-            yield _ids(record) if kind == "ids" else _conversation(record)
+        elif record["error"] is not None:
+            continue
+        elif kind == "messages":
+            # Assistants of a prompt are not the policy's turns.
+            if record["completion_ids"] or any(t["end"] > t["start"] for t in record["turns"]):
+                yield _conversation(record)
+        elif record["completion_ids"]:
+            yield _ids(record)
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, stdout: TextIO) -> int:
