@@ -257,7 +257,7 @@ def test_rows_are_recorded_with_their_branch_and_an_advantage_for_each_turn() ->
         ],
         stop_reason=StopReason.ENV_DONE,
     )
-    assert recorded_rows(rollout, [0.5, None, -1.0]) == [
+    assert recorded_rows(rollout, [0.5, None, -1.0], by_reward=True) == [
         {"row": None, "branch": None, "weight": 1.0, "advantages": [0.5, 0.5]},
         {"row": None, "branch": 2, "weight": 1.0, "advantages": [-1.0]},
     ]
