@@ -39,7 +39,7 @@ class Cart:
         self.items.append(item)
         return len(self.items)
 
-    async def look(self) -> list[str]:
+    def look(self) -> list[str]:
         """Say what is in."""
         return self.items
 
