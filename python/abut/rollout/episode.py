@@ -9,6 +9,7 @@ An attempt that timed out is dropped whole, so nobody sees what its thread still
 """
 
 import asyncio
+import functools
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,12 +56,14 @@ class Episode:
         self._env = LiveEnv(batch, task)
         self._deadline = Deadline()
         self._conversation = talk = batch.conversation(task.processor)
+        made = task_envs(task)
+        self._speak = None if made is None else made.spoken
         self.rollout = Rollout(
             task.rollout_id,
             task.index,
             messages=talk.messages,
             seams=talk.seams,
-            tools=() if (made := task_envs(task)) is None else made.tools,
+            tools=() if made is None else made.tools,
             control_spellings=talk.control_spellings,
         )
 
@@ -151,7 +154,8 @@ class Episode:
             seed=sample_seed(self._config.seed, self._task, self._attempt, turn),
             rollout_id=self._task.rollout_id,
             turn=turn,
-            messages=self._spoken,
+            # Without the episode: whoever keeps a request would keep the environment alive.
+            messages=functools.partial(_spoken, self._speak, self.rollout.messages),
             tools=self.rollout.tools,
         )
         if self.rollout.prompt_ids is None:
@@ -169,11 +173,6 @@ class Episode:
         else:
             sample = await self._sample_in_time(request)
         return check_sample(sample, request), time.monotonic() - began
-
-    def _spoken(self) -> Sequence[Message]:
-        """Return the conversation so far, with the policy's calls as `tool_calls`."""
-        made, messages = task_envs(self._task), self.rollout.messages
-        return messages if made is None or made.spoken is None else made.spoken(messages)
 
     async def _sample_in_time(self, request: SampleRequest) -> Sample:
         seconds = self._config.turn_timeout_s
@@ -379,6 +378,13 @@ def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
     parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def _spoken(
+    speak: Callable[[Sequence[Message]], list[Message]] | None, messages: Sequence[Message]
+) -> Sequence[Message]:
+    """Return the conversation so far, with the policy's calls as `tool_calls`."""
+    return messages if speak is None else speak(messages)
 
 
 def _empty_turn() -> Message:
