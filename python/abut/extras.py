@@ -54,7 +54,7 @@ def require_extra(name: str) -> str:
     """
     extra = EXTRAS[name]
     needing = extra.needing or f"abut.{name}"
-    installed = _version(extra.package)
+    installed = installed_version(extra.package)
     if installed is None:
         hint = f"pip install 'abut[{name}]'"
         if sys.version_info < extra.python:
@@ -67,7 +67,7 @@ def require_extra(name: str) -> str:
             + (other or f"\nhint: pip install 'abut[{name}]'")
         )
     for by, package, specifier in _contested(extra.package):
-        through = "" if by == extra.package else f", by its {by} {_version(by)},"
+        through = "" if by == extra.package else f", by its {by} {installed_version(by)},"
         check_beside(f"{extra.package} {installed}{through}", package, specifier)
     return installed
 
@@ -83,7 +83,7 @@ def check_beside(needing: str, package: str, specifier: str) -> None:
     Raises:
         MissingExtraError: it is not; the error names the package that needs another version.
     """
-    installed = _version(package)
+    installed = installed_version(package)
     if installed is not None and _takes(specifier, installed):
         return
     raise MissingExtraError(
@@ -101,8 +101,9 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
         for _, name, wanted in _contested(other.package):
             # `other` accepts the installed version and `needing` does not, so the two conflict.
             if name == package and installed is not None and _takes(wanted, installed):
+                theirs = f"{other.package} {installed_version(other.package)}"
                 return (
-                    f", which {other.package} {_version(other.package)} needs ({package}{wanted})\n"
+                    f", which {theirs} needs ({package}{wanted})\n"
                     "hint: install the two in environments of their own"
                 )
     return ""
@@ -134,7 +135,8 @@ def _contested(package: str) -> Iterator[tuple[str, str, str]]:
             found += sorted(new)
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -72,7 +72,7 @@ def test_a_conflict_is_an_error_with_its_hint(capsys: Any, monkeypatch: pytest.M
     def refuse(name: str) -> str:
         raise MissingExtraError(f"abut.{name} needs mcp<2\nhint: environments of their own")
 
-    monkeypatch.setattr(setup_checks, "_version", lambda package: "1.0")
+    monkeypatch.setattr(setup_checks, "installed_version", lambda package: "1.0")
     monkeypatch.setattr(setup_checks, "require_extra", refuse)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_a_conflict_is_an_error_with_its_hint(capsys: Any, monkeypatch: pytest.M
 
 
 def test_without_trl_nothing_trains(monkeypatch: pytest.MonkeyPatch, without_gpus: None) -> None:
-    monkeypatch.setattr(setup_checks, "_version", lambda package: None)
+    monkeypatch.setattr(setup_checks, "installed_version", lambda package: None)
     assert "TRL is not installed, so nothing trains\nhint: pip install 'abut[trl]'" in map(
         str, setup_findings()
     )

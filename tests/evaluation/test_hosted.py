@@ -134,7 +134,8 @@ def test_an_agent_asks_through_the_gateway(host: Host) -> None:
     rollouts = abut.play(agent, rows("b"), k=2, sampler=ChatSampler(host.url, "big"))
     assert [r.reward for r in rollouts] == [1.0, 1.0]
     assert [r.usage["completion_tokens"] for r in rollouts] == [6, 6]
-    assert not any(r.branches or r.trainable for r in rollouts)
+    assert not any(r.branches or r.seams or r.trainable for r in rollouts)
+    assert [len(r.turns) for r in rollouts] == [2, 2], "of both conversations"
 
 
 def test_the_limit_of_a_turn_is_the_hosts(host: Host) -> None:

@@ -8,12 +8,11 @@ import json
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from abut.errors import AbutError, MissingExtraError, SamplerError, text_of
-from abut.extras import EXTRAS, require_extra
+from abut.extras import EXTRAS, installed_version, require_extra
 from abut.http import AnswerError, http_get
 from abut.nemo_gym.checks import Finding
 
@@ -28,7 +27,7 @@ _MODEL_FLAGS = ("model", "dtype", "max_model_len", "logprobs_mode", "max_logprob
 def setup_findings() -> Iterator[Finding]:
     """Yield the installed versions, known conflicts, and the GPUs."""
     python = platform.python_version()
-    found = {name: text for name in _PACKAGES if (text := _version(name)) is not None}
+    found = {name: text for name in _PACKAGES if (text := installed_version(name)) is not None}
     listed = ", ".join(f"{name} {text}" for name, text in found.items())
     yield Finding("ok", f"Python {python} on {sys.platform}: {listed}")
     if "trl" in found:
@@ -38,7 +37,7 @@ def setup_findings() -> Iterator[Finding]:
             "warning", "TRL is not installed, so nothing trains", "pip install 'abut[trl]'"
         )
     for name, extra in EXTRAS.items():
-        if _version(extra.package) is not None:
+        if installed_version(extra.package) is not None:
             yield _of_extra(name, extra.package)
     yield from _of_gpus()
 
@@ -71,7 +70,7 @@ def _of_gpus() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:  # a library of CUDA that is not there is an OSError
-        if _version("torch") is None:
+        if installed_version("torch") is None:
             yield Finding("warning", "torch is not installed, so no model runs in this process")
         else:
             yield Finding("error", f"import torch raised {text_of(error)}")
@@ -256,10 +255,3 @@ def _config_of(name: str) -> dict[str, Any]:
         config, _ = PretrainedConfig.get_config_dict(name)
     # The language model of a model with images has a config of its own.
     return {**config, **config.get("text_config", {})}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

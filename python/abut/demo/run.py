@@ -99,7 +99,9 @@ def load_model(name: str) -> tuple[Any, Any]:
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise MissingExtraError("abut demo needs TRL: pip install 'abut[trl]'") from error
+        raise MissingExtraError(
+            "a model in this process needs transformers and torch: pip install 'abut[trl]'"
+        ) from error
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.chat_template is None:
         raise TemplateError(

@@ -4,7 +4,6 @@ Invariant: a row is identified by its columns, so the order of the rows in a fil
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.envs.task import RolloutTask
-from abut.images import Image
-from abut.messages import json_copy
+from abut.records.record import json_of
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 
 _DRAWS = 10_000
@@ -27,12 +25,7 @@ Place: TypeAlias = tuple[str, int, int]
 
 def row_key(columns: Mapping[str, Any]) -> str:
     """Return a digest of a row's columns; a record has the same digest as the task it came from."""
-    text = json.dumps(json_copy(columns), sort_keys=True, default=_hash_of)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _hash_of(image: Image) -> str:
-    return image.hash
+    return hashlib.sha256(json_of(columns, sort_keys=True).encode()).hexdigest()
 
 
 def place_of(task: RolloutTask) -> Place:

@@ -160,7 +160,8 @@ class Evaluation:
     def mean_tokens(self) -> float | None:
         """The mean number of sampled tokens per rollout, over all of its conversations.
 
-        For a hosted model, the tokens that the host reports.
+        For a hosted model, the tokens that the host reports; for a `TextSampler` that reports none,
+        tokens of the demo's tokenizer.
         """
         return _mean(
             rollout.usage.get("completion_tokens", rollout.sampled_tokens + rollout.dropped_tokens)
@@ -187,7 +188,7 @@ class Evaluation:
         rows = [row for row, other in enumerate(self.environments) if other == name]
         k = self.rewards.shape[1]
         return Evaluation(
-            [rollout for rollout in self.rollouts if rollout.index // k in rows],
+            [one for one in self.rollouts if self.environments[one.index // k] == name],
             self.rewards[rows],
             [self.successes[row] for row in rows],
         )

@@ -65,7 +65,8 @@ class TextPolicy:
                 f"{request.where}: {type(self._sampler).__name__}.reply returned "
                 f"{type(said).__name__}, not a message"
             )
-        self._note(request.rollout_id, said.get("usage") or {})
+        # The id of an agent's attempt is that of its rollout, a dot and a number.
+        self._note(request.rollout_id.partition(".")[0], said.get("usage") or {})
         assert request.ids_of is not None
         ids = request.ids_of(message_of(_as_reply(said), request.where))
         reason = "length" if said.get("finish_reason") == "length" else "stop"
@@ -78,16 +79,14 @@ class TextPolicy:
                 total[name] = total.get(name, 0) + usage[name]
 
     def finish(self, rollout: Rollout) -> None:
-        """Drop the ids of a rollout that has ended, and set its `usage`, over all attempts."""
+        """Drop the ids of a rollout that has ended, and set its `usage`, over all attempts.
+
+        Its `turns` become those of all of its conversations, because a branch without ids is none.
+        """
+        rollout.turns += [turn for branch in rollout.branches for turn in branch.turns]
         rollout.columns, rollout.provenance, rollout.prompt_ids = None, (), None
-        rollout.branches, rollout.images = (), ()
-        attempts = [
-            usage
-            for id_, usage in self._usage.items()
-            if id_ == rollout.rollout_id or id_.startswith(f"{rollout.rollout_id}.")
-        ]
-        names = {name for usage in attempts for name in usage}
-        rollout.usage = {name: sum(u.get(name, 0) for u in attempts) for name in sorted(names)}
+        rollout.branches, rollout.images, rollout.seams = (), (), []
+        rollout.usage = self._usage.pop(rollout.rollout_id, {})
 
 
 def _as_chat(message: Message, where: str) -> Message:

@@ -286,7 +286,8 @@ class InspectTask:
     def _reward_of(self, scores: Mapping[str, float | None]) -> float | None:
         self._score_names |= scores.keys()
         if isinstance(self._reward, str) and self._reward not in scores:
-            # A scorer may give a sample no score, and the first sample as well as a later one.
+            # A scorer may leave any sample without a score, also the first. So an unknown name is
+            # an error only when all scorers have given a score.
             given = {name.partition("/")[0] for name in scores}
             if self._reward in self._score_names or len(given) < len(self._task.scorer or ()):
                 return None

@@ -184,7 +184,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id,
         "time": round(time.time(), 3),
         **extra,
-        "columns": None if row is None else _json(row),
+        "columns": None if row is None else json_of(row),
         **of_branch,
         "images": _images(rollout.images),
         "turns": _turns(rollout.turns),
@@ -223,7 +223,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "given_rewards": [{"key": key, "value": value} for key, value in rollout.rewards.items()],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
         "messages": [_portable(message) for message in rollout.messages],
-        "tools": _json(list(rollout.tools)) if rollout.tools else None,
+        "tools": json_of(list(rollout.tools)) if rollout.tools else None,
         "control_spellings": [
             {"token": token, "count": count} for token, count in rollout.control_spellings.items()
         ],
@@ -235,7 +235,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "attempt_errors": rollout.attempt_errors,
         "attempt_tracebacks": traces,
         "seconds": round(rollout.seconds, 6),
-        "extras": _json(rollout.extras) if rollout.extras else None,
+        "extras": json_of(rollout.extras) if rollout.extras else None,
         "usage": [{"name": name, "count": count} for name, count in rollout.usage.items()],
         "client_rewrites": [
             {"rule": rule, "count": count} for rule, count in rollout.client_rewrites.items()
@@ -311,16 +311,17 @@ def _portable(message: Message) -> dict[str, Any]:
     return {
         "role": role,
         "content": content if isinstance(content, str) else None,
-        "extra": _json(rest) if rest else None,
+        "extra": json_of(rest) if rest else None,
     }
 
 
-def _json(value: Any) -> str:
+def json_of(value: Any, *, sort_keys: bool = False) -> str:
     """Return the value as JSON, with the hash of each image.
 
     It is in ASCII, so that half a surrogate pair survives.
     """
-    return json.dumps(json_copy(value), allow_nan=False, default=_hash_of)
+    copied = json_copy(value)
+    return json.dumps(copied, allow_nan=False, default=_hash_of, sort_keys=sort_keys)
 
 
 def _hash_of(image: Image) -> str:
