@@ -231,8 +231,8 @@ demo-images: build
 
 # The page is of all rows at full size: with flags other than --strict nothing is written.
 bench: build
-	$(BIN)/python -m benchmarks --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/performance.md --json docs/performance.json) $(BENCH_FLAGS)
-	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python -m scripts.write_scale docs/performance.json docs/scale.md)
+	$(BIN)/python -m benchmarks --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/background/performance.md --json docs/background/performance.json) $(BENCH_FLAGS)
+	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python -m scripts.write_scale docs/background/performance.json docs/background/scale.md)
 
 bench-core:
 	cargo bench --locked -p abut-core

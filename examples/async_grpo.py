@@ -7,7 +7,8 @@ Needs two GPUs, one for vLLM and one for training:
         --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'
     CUDA_VISIBLE_DEVICES=1 python async_grpo.py
 
-Where it was ended, it goes on: python async_grpo.py --resume. docs/async_grpo.md says the rest.
+To continue a run that was stopped: python async_grpo.py --resume.
+See docs/integrations/async_grpo.md.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def fill(folder):
 def passes(result):
     """Score a rollout: whether the test passes in its folder."""
     # add.py is code of the policy, so it gets none of the trainer's variables, which may hold keys.
-    # A policy that is not scripted needs a sandbox here too, see docs/agents.md.
+    # A policy that is not scripted needs a sandbox here too, see docs/integrations/agents.md.
     command = [sys.executable, "-c", TEST]
     try:
         tested = subprocess.run(command, cwd=result.cwd, env={}, capture_output=True, timeout=60)

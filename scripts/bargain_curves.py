@@ -1,6 +1,6 @@
-"""Measure `examples/bargain.py` with five seeds: `docs/bargain.json` and its picture.
+"""Measure `examples/bargain.py` with five seeds: `docs/how-to/bargain.json` and its picture.
 
-python -m scripts.bargain_curves docs/bargain.json docs/bargain.svg
+python -m scripts.bargain_curves docs/how-to/bargain.json docs/how-to/bargain.svg
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The table of `docs/tool_calls.md`: chat templates, and how the calls that they write are read.
+"""Write the table of `docs/background/tool_calls.md`: how the calls of each template are read.
 
     python scripts/fetch_templates.py .templates     # of llama.cpp, vLLM, Unsloth and Axolotl
     python scripts/call_templates.py .templates      # print the table
@@ -28,7 +28,7 @@ from abut.template.processor import ChatTemplateProcessor
 from abut.template.thinking import Render
 from abut.tool_calls.parsed import ParsedCalls
 
-PAGE = Path(__file__).parents[1] / "docs" / "tool_calls.md"
+PAGE = Path(__file__).parents[1] / "docs" / "background" / "tool_calls.md"
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<turn|>"),
     *("<|calls|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|end|>", "[e~["),

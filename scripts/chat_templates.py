@@ -1,7 +1,7 @@
-"""The table of `docs/templates.md`: chat templates, and which messages can be appended to each.
+"""Write the table of `docs/background/templates.md`: which messages each template can append.
 
     python scripts/chat_templates.py                 # print the table
-    python scripts/chat_templates.py --write         # write it into docs/templates.md
+    python scripts/chat_templates.py --write         # write it into docs/background/templates.md
     python scripts/chat_templates.py gemma gptoss    # what is written, for these templates
 
 The templates are those of the installed TRL, and two in the `[INST]` style. A template does not say
@@ -25,7 +25,7 @@ import transformers
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.report import NEXT_MESSAGES, NextVerdict
 
-PAGE = Path(__file__).parents[1] / "docs" / "templates.md"
+PAGE = Path(__file__).parents[1] / "docs" / "background" / "templates.md"
 MARK = "<!-- scripts/chat_templates.py wrote what follows. -->\n"
 
 

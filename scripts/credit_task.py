@@ -1,6 +1,6 @@
-"""Measure credit by turn on a small task: `docs/credit_task.json` and its picture.
+"""Measure credit by turn on a small task: `docs/how-to/credit_task.json` and its picture.
 
-    python -m scripts.credit_task docs/credit_task.json docs/credit_task.svg
+    python -m scripts.credit_task docs/how-to/credit_task.json docs/how-to/credit_task.svg
 
 A rollout has six turns. The first two are paid by what is said in them: the share of vowels. Each
 of the last four is paid by chance, whatever is said. A model that begins with random weights is

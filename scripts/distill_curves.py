@@ -1,6 +1,6 @@
-"""Measure `examples/distill_cpu.py` with three seeds: `docs/distillation.json` and its picture.
+"""Measure `examples/distill_cpu.py` with three seeds: write the curves and their picture.
 
-python -m scripts.distill_curves docs/distillation.json docs/distillation.svg [TEACHER]
+python -m scripts.distill_curves docs/how-to/distillation.{json,svg} [TEACHER]
 """
 
 import json

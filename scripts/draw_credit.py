@@ -1,6 +1,6 @@
-"""Draw `docs/credit.svg`: how the turns of three rollouts get their advantages from `Returns`.
+"""Draw `docs/how-to/credit.svg`: how `Returns` gives the turns of three rollouts advantages.
 
-    python -m scripts.draw_credit docs/credit.svg
+    python -m scripts.draw_credit docs/how-to/credit.svg
 
 The advantages are those that the code computes today.
 """

@@ -1,6 +1,6 @@
-"""Draw `docs/why.svg`: what becomes of sampled tokens where a conversation is rendered once more.
+"""Draw `docs/background/why.svg`: what happens to sampled tokens when a chat is rendered again.
 
-    python scripts/draw_why.py docs/why.svg
+    python scripts/draw_why.py docs/background/why.svg
 
 The tokens are those of the demo's tokenizer, as it makes them today.
 """

@@ -1,4 +1,4 @@
-"""Draw the rooms of abut and their imports into docs/architecture.md: `python scripts/rooms.py`.
+"""Draw the rooms of abut and their imports into docs/background/architecture.md.
 
 An import counts if it is at module level, under `if TYPE_CHECKING` too. One inside a function runs
 when the function does, and does not count.
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python" / "abut"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "background" / "architecture.md"
 BEGIN, END = "<!-- begin picture of the rooms -->\n", "<!-- end picture of the rooms -->\n"
 
 Sources: TypeAlias = Mapping[str, str]

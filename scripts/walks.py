@@ -1,4 +1,4 @@
-"""List the files that a value walks through, into docs/architecture.md: `python -m scripts.walks`.
+"""List the files that a value walks through in docs/background/architecture.md.
 
 Each walk runs one call under `sys.setprofile`, in all threads, from an event to another one, and
 notes each file of the package whose code runs in between, in the order of entry. The event at the
@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python" / "abut"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "background" / "architecture.md"
 BEGIN, END = "<!-- begin walks -->\n", "<!-- end walks -->\n"
 BY_CHANCE = {"gateway/play/played_agent.py"}
 """Files that another thread may be in at that time, or not; the value does not pass them."""

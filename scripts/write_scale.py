@@ -1,6 +1,6 @@
-"""Write the tables of `docs/scale.md` anew, from what `make bench` has measured.
+"""Write the tables of `docs/background/scale.md` anew, from what `make bench` has measured.
 
-    python -m scripts.write_scale docs/performance.json docs/scale.md
+    python -m scripts.write_scale docs/background/performance.json docs/background/scale.md
 
 What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written; all else stays.
 """

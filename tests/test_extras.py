@@ -136,7 +136,7 @@ def test_a_package_that_nothing_else_wants_is_to_be_installed(install: Install) 
 
 
 def test_the_page_has_the_versions_that_are_taken() -> None:
-    page = Path(__file__).parent.parent / "docs" / "environments.md"
+    page = Path(__file__).parent.parent / "docs" / "reference" / "environments.md"
     if not page.exists():
         pytest.skip("no checkout")
     rows = [line for line in page.read_text().splitlines() if "| `abut[" in line]

@@ -128,7 +128,9 @@ FIGURES = [
 
 
 def test_the_table_has_the_figures_of_the_benchmark() -> None:
-    measured = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+    measured = json.loads(
+        (ROOT / "docs" / "background" / "performance.json").read_text(encoding="utf-8")
+    )
     medians = {
         (row["name"], figure["case"], figure["side"]): figure["median"]
         for row in measured["rows"]
@@ -160,7 +162,7 @@ def test_the_links_lead_somewhere_on_the_package_index_too() -> None:
         link = links.pop(picture)
         assert link.startswith(raw)
         assert (ROOT / link.removeprefix(raw)).exists()
-    used = set(re.findall(r"\[([\w/.]+\.(?:md|py))\]", README))
+    used = set(re.findall(r"\[([\w/.-]+\.(?:md|py))\]", README))
     assert used == set(links)
     for name, link in links.items():
         assert link == files + name
@@ -170,7 +172,7 @@ def test_the_links_lead_somewhere_on_the_package_index_too() -> None:
 def test_every_file_and_make_target_that_the_documents_name_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^(\w+):", makefile, flags=re.MULTILINE))
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for document in documents:
         text = document.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
@@ -179,14 +181,13 @@ def test_every_file_and_make_target_that_the_documents_name_exists() -> None:
         assert named <= targets, f"{document.name}: {named - targets}"
 
 
-PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+PAGES = sorted(page for page in (ROOT / "docs").glob("*/*.md"))
 
 
 def test_the_map_has_every_page() -> None:
-    table = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| \S", table, flags=re.MULTILINE)
-    assert all(name == link for name, link in rows)
-    assert sorted(name for name, _ in rows) == [page.stem for page in PAGES]
+    table = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[\w+\]\(([\w-]+/\w+\.md)\) \| \S", table, flags=re.MULTILINE)
+    assert sorted(rows) == [page.relative_to(ROOT / "docs").as_posix() for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -199,4 +200,4 @@ def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
 
 def test_the_picture_is_what_the_tokenizer_does() -> None:
     drawn = runpy.run_path(str(ROOT / "scripts" / "draw_why.py"))["picture"]()
-    assert drawn == (ROOT / "docs" / "why.svg").read_text(encoding="utf-8")
+    assert drawn == (ROOT / "docs" / "background" / "why.svg").read_text(encoding="utf-8")

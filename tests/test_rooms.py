@@ -1,4 +1,4 @@
-"""No circle of modules, and rooms in one order, the one that docs/architecture.md shows.
+"""No circle of modules, and rooms in one order, the one that docs/background/architecture.md shows.
 
 `scripts/rooms.py` says which imports count. Each checker has its negative control.
 """

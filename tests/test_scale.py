@@ -1,4 +1,4 @@
-"""`docs/scale.md` has the figures of `docs/performance.json`, in tables that are written."""
+"""`docs/background/scale.md` has the figures of `performance.json`, in tables made by a script."""
 
 import json
 import re
@@ -13,8 +13,10 @@ from benchmarks.rows import environments
 from benchmarks.scale import Scale
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-MEASURED = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs" / "background" / "scale.md").read_text(encoding="utf-8")
+MEASURED = json.loads(
+    (ROOT / "docs" / "background" / "performance.json").read_text(encoding="utf-8")
+)
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_scale.py"))
 NOT_YET = SCRIPT["NOT_YET"]
 
@@ -32,7 +34,7 @@ def without(name: str) -> dict[str, Any]:
 
 def test_the_page_has_the_tables_of_what_was_measured() -> None:
     written = SCRIPT["written"](PAGE, MEASURED)
-    assert written == PAGE, "python scripts/write_scale.py docs/performance.json docs/scale.md"
+    assert written == PAGE, "run scripts/write_scale.py"
 
 
 def test_other_figures_are_another_page() -> None:

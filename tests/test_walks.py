@@ -1,4 +1,4 @@
-"""The walks in docs/architecture.md are those that values take."""
+"""The walks in docs/background/architecture.md are those that values take."""
 
 import os
 import subprocess

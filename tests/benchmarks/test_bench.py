@@ -283,7 +283,7 @@ def plan(tmp_path: Path, **changes) -> Plan:
         "rows": ("collate",),
         "tokenizer": ASSETS,
         "quick": True,
-        "write": tmp_path / "docs" / "performance.md",
+        "write": tmp_path / "docs" / "background" / "performance.md",
         "json": tmp_path / "bench.json",
     }
     return Plan(**values | changes)
@@ -297,7 +297,7 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
     assert found["machine"]["versions"]["abut"] == abut.__version__
     (row,) = found["rows"]
     assert len(row["figures"][0]["values"]) == Scale.quick().collate_rounds
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    text = (tmp_path / "docs" / "background" / "performance.md").read_text()
     assert "### Collate 4 x 128 tokens" in text
     assert text.startswith(
         "# Performance\n\n"
@@ -307,7 +307,8 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "engine_reply, gateway, dialects, load, memory, image_memory, records.**"
         "\n\nHow fast"
     )
-    assert not (tmp_path / "docs" / "performance.svg").exists(), "no row of these has lengths"
+    picture = tmp_path / "docs" / "background" / "performance.svg"
+    assert not picture.exists(), "no row of these has lengths"
 
 
 def test_only_strict_fails_where_a_requirement_is_missed(tmp_path):

@@ -1,4 +1,4 @@
-"""The ten hardest cases of multi-turn training data; docs/policies.md says for each what is right.
+"""The ten hardest cases of multi-turn training data; docs/how-to/policies.md has the right answers.
 
 Each is played through the real pieces: engine, episode, processor and trajectory, with the
 package's own tokenizer, and with Qwen3's and Mistral's where they are at hand.
@@ -108,7 +108,7 @@ def ids_of(stage: Stage, text: str) -> list[int]:
 
 
 def test_the_policy_of_each_case_names_its_tests() -> None:
-    policies = ROOT / "docs" / "policies.md"
+    policies = ROOT / "docs" / "how-to" / "policies.md"
     _, *cases = re.split(r"^### ", policies.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [case.partition(".")[0] for case in cases] == [str(k) for k in range(1, 11)]
     for case in cases:

@@ -1,4 +1,4 @@
-"""Recorded calls to chains: each row of the table of docs/stitch.md, and an oracle that is naive.
+"""Recorded calls to chains: each row of the table of docs/background/stitch.md, and a naive oracle.
 
 The oracle compares every call with every other one, token by token, and knows no tree.
 """
@@ -578,7 +578,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_shown_as_such(demo: abut.Token
 
 
 class Oracle:
-    """The rules of docs/stitch.md, read aloud: every call against every other."""
+    """The rules of docs/background/stitch.md, read aloud: every call against every other."""
 
     def __init__(self, calls: Sequence[Recorded], policy: str) -> None:
         self.calls, self.policy = calls, policy

@@ -1,4 +1,4 @@
-"""docs/eval_protocol.md says what is true."""
+"""docs/integrations/eval_protocol.md says what is true."""
 
 import inspect
 import re
@@ -14,7 +14,8 @@ from abut.eval_protocol import create_openenv_vllm_rollout_func, eval_test
 from abut.eval_protocol.players import _REFUSED
 from tests.kit.training.example_run import blocks_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "eval_protocol.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).parents[2] / "docs" / "integrations"
+PAGE = (PAGES / "eval_protocol.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", blocks_of("eval_protocol.md"))

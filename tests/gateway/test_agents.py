@@ -321,8 +321,8 @@ def test_one_warning_where_much_that_was_sampled_trains_nothing(
             "because each rollout has one conversation as its row. Most of them (100%) are in "
             "conversations that an agent began because it asks for several samples at one point\n"
             "hint: abut.trl.GRPOTrainer, which takes the arguments of TRL's class, and the workers "
-            "of asynchronous trainers train every conversation; docs/agents.md says what begins "
-            "another one"
+            "of asynchronous trainers train every conversation; docs/integrations/agents.md lists "
+            "what starts another one"
         )
 
 

@@ -1,4 +1,4 @@
-"""docs/agents.md says what is true: its tests exist, its tables are those of the code."""
+"""docs/integrations/agents.md is true: its tests exist, its tables are those of the code."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from abut.rollout.rollout import BranchCause
 from tests.kit.training.example_run import blocks_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "integrations" / "agents.md").read_text(encoding="utf-8")
 
 
 def rows(title: str, head: str = "") -> list[list[str]]:

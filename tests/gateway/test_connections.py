@@ -188,7 +188,7 @@ def test_a_connection_with_another_rollout_s_request_is_not_touched(
 
 
 def test_64_rollouts_share_one_client_and_none_fails(stage: Stage) -> None:
-    """As docs/agents.md has it: one pool of connections, and no request is sent twice."""
+    """As docs/integrations/agents.md says: one pool of connections, no request sent twice."""
     openai = pytest.importorskip("openai")
 
     class Solves:

@@ -1,4 +1,4 @@
-"""docs/harbor.md says what is true."""
+"""docs/integrations/harbor.md says what is true."""
 
 import inspect
 import re
@@ -13,7 +13,8 @@ from harbor.agents.factory import AgentFactory
 from abut.harbor import harbor_tasks
 from tests.kit.training.example_run import blocks_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "harbor.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).parents[2] / "docs" / "integrations"
+PAGE = (PAGES / "harbor.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", blocks_of("harbor.md"))

@@ -1,4 +1,4 @@
-"""docs/inspect_ai.md says what is true."""
+"""docs/integrations/inspect_ai.md says what is true."""
 
 import inspect
 import re
@@ -9,7 +9,8 @@ import pytest
 from abut.inspect_ai import inspect_task
 from tests.kit.training.example_run import blocks_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "inspect_ai.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).parents[2] / "docs" / "integrations"
+PAGE = (PAGES / "inspect_ai.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", blocks_of("inspect_ai.md"))

@@ -1,4 +1,4 @@
-"""docs/nemo_gym.md says what is true."""
+"""docs/integrations/nemo_gym.md says what is true."""
 
 import inspect
 import re
@@ -11,7 +11,8 @@ from abut.nemo_gym.rows import AGENT, ROW
 from abut.nemo_gym.run_result import Outcome
 from tests.kit.training.example_run import blocks_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "nemo_gym.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).parents[2] / "docs" / "integrations"
+PAGE = (PAGES / "nemo_gym.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", blocks_of("nemo_gym.md"))

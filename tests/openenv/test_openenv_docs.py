@@ -1,4 +1,4 @@
-"""The complete example of docs/openenv.md does what it says, on a server of the openenv package."""
+"""The example of docs/integrations/openenv.md does what it says, on a real OpenEnv server."""
 
 import os
 import random

@@ -1,6 +1,6 @@
 """A real vLLM server: its samples are what transformers says they are, and it may die of anything.
 
-What each test shows about vLLM itself is named in docs/vllm.md.
+What each test shows about vLLM itself is named in docs/integrations/vllm.md.
 """
 
 import asyncio

@@ -116,7 +116,7 @@ def test_what_is_no_field_is_refused(tmp_path: Path, form: str) -> None:
     with pytest.raises(TypeError) as raised:
         recorder_at(tmp_path / form).write(a_rollout(), stepp=3)
     assert str(raised.value) == (
-        "'stepp' is no field of a record\nhint: docs/records.md has those that are"
+        "'stepp' is not a field of a record\nhint: docs/how-to/records.md lists the fields"
     )
 
 
@@ -375,7 +375,7 @@ def test_datasets_reads_lines_with_the_schema(tmp_path: Path) -> None:
 
 # ---- the page
 
-PAGE = Path(__file__).parents[2] / "docs" / "records.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "records.md"
 
 
 def test_the_page_and_the_writer_have_the_same_fields() -> None:
@@ -408,7 +408,7 @@ def test_logprobs_and_ids_survive_in_their_types(tmp_path: Path) -> None:
 
 
 def type_name(type_: Type) -> str:
-    """Return the type as `docs/records.md` writes it."""
+    """Return the type as `docs/how-to/records.md` writes it."""
     if isinstance(type_, str):
         return type_.removesuffix("_")
     if isinstance(type_, list):

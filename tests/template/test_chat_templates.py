@@ -337,7 +337,7 @@ def test_the_table_holds() -> None:
     """`python scripts/chat_templates.py --write` writes it again."""
     written = SCRIPT_MODULE.PAGE.read_text().partition(SCRIPT_MODULE.MARK)[2]
     if SCRIPT_MODULE.rendered_by() not in written:
-        pytest.skip(f"docs/templates.md is not of {SCRIPT_MODULE.rendered_by()}")
+        pytest.skip(f"docs/background/templates.md is not of {SCRIPT_MODULE.rendered_by()}")
     assert SCRIPT_MODULE.page(TEMPLATES) == written
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/tools.md train."""
+"""The examples of docs/how-to/tools.md train."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The examples of docs/conversations.md do what the page says."""
+"""The examples of docs/how-to/conversations.md do what the page says."""
 
 import json
 import re
@@ -64,19 +64,20 @@ def test_the_function_gives_each_conversation_its_rollouts_advantage() -> None:
 
 
 def test_the_figures_of_the_task_are_those_that_were_measured() -> None:
-    curves = json.loads((DOCS / "credit_task.json").read_text(encoding="utf-8"))
-    assert (DOCS / "credit_task.svg").read_text(encoding="utf-8") == credit_task.picture_of(curves)
-    page = (DOCS / "conversations.md").read_text(encoding="utf-8")
+    curves = json.loads((DOCS / "how-to" / "credit_task.json").read_text(encoding="utf-8"))
+    drawn = (DOCS / "how-to" / "credit_task.svg").read_text(encoding="utf-8")
+    assert drawn == credit_task.picture_of(curves)
+    page = (DOCS / "how-to" / "conversations.md").read_text(encoding="utf-8")
     for name, (mean, spread) in credit_task.ends(curves).items():
         line = rf"^\| .*{re.escape(name)}.* \| {mean:.3f} \| {spread:.3f} \|$"
         assert re.search(line, page, re.MULTILINE)
 
 
 def test_the_figures_of_the_bargain_are_those_that_were_measured() -> None:
-    curves = json.loads((DOCS / "bargain.json").read_text(encoding="utf-8"))
+    curves = json.loads((DOCS / "how-to" / "bargain.json").read_text(encoding="utf-8"))
     drawn = bargain_curves.picture_of(curves)
-    assert (DOCS / "bargain.svg").read_text(encoding="utf-8") == drawn
-    page = (DOCS / "conversations.md").read_text(encoding="utf-8")
+    assert (DOCS / "how-to" / "bargain.svg").read_text(encoding="utf-8") == drawn
+    page = (DOCS / "how-to" / "conversations.md").read_text(encoding="utf-8")
     first, second = (
         fmean(step for seed in curves[name] for step in seed[-bargain_curves.LAST :])
         for name in bargain_curves.PLAYERS
@@ -88,7 +89,7 @@ def test_the_figures_of_the_bargain_are_those_that_were_measured() -> None:
 
 
 def test_the_table_of_votes_has_every_loss_on_its_line() -> None:
-    page = (DOCS / "conversations.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "conversations.md").read_text(encoding="utf-8")
     table = page.partition("| `loss_type` |")[2].partition("\n\n")[0]
     lines = [line.split(" | ")[0] for line in table.splitlines()[2:]]
     named = [set(re.findall(r"`(\w+)`", line)) for line in lines]

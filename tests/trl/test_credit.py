@@ -247,7 +247,7 @@ def test_a_running_score_is_paid_by_its_increments() -> None:
 
 
 def test_the_picture_in_the_docs_shows_what_the_code_computes() -> None:
-    assert picture() == (ROOT / "docs" / "credit.svg").read_text(encoding="utf-8")
+    assert picture() == (ROOT / "docs" / "how-to" / "credit.svg").read_text(encoding="utf-8")
 
 
 # ---- properties

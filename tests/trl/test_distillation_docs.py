@@ -1,4 +1,4 @@
-"""The examples of docs/distillation.md that train with a `rollout_func` do what the page says."""
+"""The `rollout_func` examples of docs/how-to/distillation.md do what the page says."""
 
 import functools
 from pathlib import Path

@@ -10,12 +10,12 @@ import abut.trl
 from scripts import distill_curves
 from tests.kit.training.example_run import DOCS, blocks_of
 
-PAGE = (DOCS / "distillation.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "how-to" / "distillation.md").read_text(encoding="utf-8")
 
 
 def test_the_curve_is_the_one_that_was_measured() -> None:
-    curves = json.loads((DOCS / "distillation.json").read_text(encoding="utf-8"))
-    drawn = (DOCS / "distillation.svg").read_text(encoding="utf-8")
+    curves = json.loads((DOCS / "how-to" / "distillation.json").read_text(encoding="utf-8"))
+    drawn = (DOCS / "how-to" / "distillation.svg").read_text(encoding="utf-8")
     assert drawn == distill_curves.picture_of(curves)
     students, last = curves["student"], distill_curves.LAST
     first, end = (

@@ -1,4 +1,4 @@
-"""The example of docs/trl.md does what the page says."""
+"""The example of docs/integrations/trl.md does what the page says."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_the_example_trains_on_both_environments(
 def test_the_page_names_every_extra_and_every_metric(called: Any) -> None:
     from abut.trl import env_reward
 
-    page = (DOCS / "trl.md").read_text(encoding="utf-8")
+    page = (DOCS / "integrations" / "trl.md").read_text(encoding="utf-8")
     out = called(["a"])
     required = {"prompt_ids", "completion_ids", "logprobs", "env_mask"}
     named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))

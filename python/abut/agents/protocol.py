@@ -65,7 +65,7 @@ class Endpoint:
         """Return the variables of the environment that send a client here.
 
         They turn off its telemetry too, except gemini-cli's usage statistics. gemini-cli needs a
-        settings file, see "Gemini CLI" in docs/agents.md.
+        settings file, see "Gemini CLI" in docs/integrations/agents.md.
 
         Args:
             kind: "claude-code", "codex" (with `codex_args` besides), "gemini-cli", or a client of

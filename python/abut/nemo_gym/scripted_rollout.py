@@ -249,7 +249,8 @@ def _judged(
             "warning",
             f"{what} made {len(ledger.branches)} conversations of {ledger.answered_calls} calls "
             f"({causes}): one of them becomes the row",
-            "docs/agents.md says what goes on with a conversation; RolloutConfig.branch chooses",
+            "docs/integrations/agents.md says what continues a conversation; RolloutConfig.branch "
+            "chooses the one to train",
         )
     if not strange:
         reward = "masked" if result.masked else f"reward {result.reward:g}"

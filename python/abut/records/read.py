@@ -22,7 +22,8 @@ def read_records(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a file, a folder, or several of them.
 
-    Each has the fields of `docs/records.md`; messages, `columns` and `control_spellings` are the
+    Each has the fields of `docs/how-to/records.md`; messages, `columns` and `control_spellings` are
+    the
     values that were recorded, not text. `rewards`, `total`, `advantage`, `rows` and `padding_rows`
     come from the scores beside the records and are None if there are none. Scores among the paths
     are skipped, and so is the part of a last line that a killed process left.

@@ -2,7 +2,8 @@
 
 Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and sampled, and
 `env_mask`, `logprobs` and `completion_ids` are aligned. Every record has every field, each always
-of the same type or null, so a reader never has to guess; `docs/records.md` explains each field.
+of the same type or null, so a reader never has to guess; `docs/how-to/records.md` explains each
+field.
 """
 
 import base64
@@ -172,7 +173,8 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """As `to_record`, but with the rollout's own arrays instead of lists of numbers."""
     if strange := sorted(extra.keys() - ROLLOUT.keys()):
         raise TypeError(
-            f"{strange[0]!r} is no field of a record\nhint: docs/records.md has those that are"
+            f"{strange[0]!r} is not a field of a record\n"
+            "hint: docs/how-to/records.md lists the fields"
         )
     columns, row = rollout.columns, extra.pop("columns", None)
     traces = rollout.attempt_tracebacks

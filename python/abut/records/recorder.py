@@ -52,7 +52,10 @@ class ScoreRecorder(Protocol):
     """A recorder that keeps scores as well, which are known later than their rollouts."""
 
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Keep scores of rollouts that were written before; docs/records.md has their fields."""
+        """Keep scores of rollouts that were written before.
+
+        docs/how-to/records.md lists their fields.
+        """
         ...
 
 

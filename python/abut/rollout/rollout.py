@@ -247,7 +247,10 @@ class Rollout:
     usage: Mapping[str, int] = field(default_factory=dict)
     """`prompt_tokens` and `completion_tokens` of all its answers, as a hosted model counts them."""
     client_rewrites: Mapping[str, int] = field(default_factory=dict)
-    """How often an agent's client changed a message of the policy, by rule; see docs/agents.md."""
+    """How often an agent's client changed a message of the policy, by rule.
+
+    The rules are in docs/integrations/agents.md.
+    """
     tool_choice_unmet: int = 0
     """How often an agent asked for a call and none was sampled."""
 

@@ -140,8 +140,8 @@ class SetupWarnings:
             f"row. Most of them ({most / dropped:.0%}) are in conversations that an agent began "
             f"because {_WHY_BRANCHES[why or 'new']}\n"
             "hint: abut.trl.GRPOTrainer, which takes the arguments of TRL's class, and the workers "
-            "of asynchronous trainers train every conversation; docs/agents.md says what begins "
-            "another one",
+            "of asynchronous trainers train every conversation; docs/integrations/agents.md lists "
+            "what starts another one",
         )
 
     def _count(self, what: str, same: bool) -> None:

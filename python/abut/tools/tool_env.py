@@ -54,7 +54,7 @@ def tool_env(
         reward: called with the messages of the whole conversation, once, and with those columns of
             the row that its signature names, and `state`; sync or async. None is no score.
         mcp: servers of the Model Context Protocol by name, each `{"command": …}` or `{"url": …}`,
-            with `session`, `tools`, `prefix`, `env` and `headers`; see docs/tools.md.
+            with `session`, `tools`, `prefix`, `env` and `headers`; see docs/how-to/tools.md.
         state: a class whose public methods are tools. Each rollout has an object of its own, made
             with those columns of the row that the constructor names. Sync methods run on one
             thread, in the order of the calls.

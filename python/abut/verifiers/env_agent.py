@@ -206,7 +206,7 @@ class VerifiersEnv:
             raise error(
                 f"row {row} of {self.name} has images, and the model takes none\n"
                 "hint: train a model that takes images with abut.trl.GRPOTrainer, see "
-                "docs/images.md"
+                "docs/how-to/images.md"
             )
 
     def _check_container(self, task: Any) -> None:

@@ -57,7 +57,8 @@ def run_example(
 
 def blocks_of(page: str) -> list[str]:
     """The Python of a page of the documentation."""
-    text = (DOCS / page).read_text(encoding="utf-8")
+    (path,) = DOCS.rglob(page)
+    text = path.read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 

@@ -3,7 +3,8 @@
 Invariant: a history that was edited never matches. Some spellings of a message mean the same in
 every protocol. A `Dialect` adds the changes that clients of its protocol are known to make to an
 answer of the policy; each is counted as a rewrite. An answer that a client leaves out is handled
-here, because it concerns two lists and not two messages. `docs/agents.md` has the rules.
+here, because it concerns two lists and not two messages. `docs/integrations/agents.md` has the
+rules.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence

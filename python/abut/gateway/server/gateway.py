@@ -77,7 +77,8 @@ class Gateway:
         key: opens all rollouts; None takes the environment variable ABUT_GATEWAY_KEY, else makes a
             random one, which `key_file` shows.
         key_file: gets the key, readable for its owner alone.
-        rewrites: what clients may do to a message of the policy, see docs/agents.md; `()`: nothing.
+        rewrites: what clients may do to a message of the policy, see
+            docs/integrations/agents.md; `()`: nothing.
         unenforced: "accept" samples freely where a client asks for a form of the answer, such as
             `response_format`; "refuse" answers that this cannot be exact.
         sampler: draws the turns where no trainer does.

@@ -91,7 +91,7 @@ def view(
     tokenizer: str | None = None,
     images: Path_ | None = None,
 ) -> Page:
-    """Return a page that shows each token of rollouts; `docs/view.md` says how to read it.
+    """Return a page that shows each token of rollouts; `docs/how-to/view.md` says how to read it.
 
     Args:
         records: a file, a folder, several of them, or records as `read_records` yields them.

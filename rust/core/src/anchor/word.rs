@@ -3,7 +3,7 @@
 //! Invariant: where [`WordRestarts::restart`] returns a [`Restart`], encoding from that offset gives
 //! the pieces of the whole text from there on, whatever follows; only the first piece lacks the text
 //! before the offset. Whether the tokens that meet at the offset stay is a question for the model's
-//! certificate: see `docs/exactness.md`.
+//! certificate: see `docs/background/exactness.md`.
 //!
 //! The normalizer works on both sides separately, no added token touches the offset, and the
 //! pre-tokenizer, followed through the text as a [`Walk`], reaches the same state from there as it
