@@ -1,0 +1,1 @@
+"""Build the documentation site: `make docs` runs these modules."""
