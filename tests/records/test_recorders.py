@@ -288,7 +288,7 @@ def test_a_folder_and_limits_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 def test_a_path_without_records_says_so(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    with pytest.raises(ValueError, match="the folder has no Parquet file"):
+    with pytest.raises(ValueError, match="the folder has no records"):
         list(read_records(tmp_path / "r"))
     (tmp_path / "r" / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match="not a file of records"):

@@ -1,6 +1,5 @@
 """What reward functions gave is shown, wherever rewards are."""
 
-import base64
 import gzip
 import json
 from pathlib import Path
@@ -140,8 +139,8 @@ def test_the_page_has_the_advantages_of_the_row_and_of_branches(credited: Path) 
     assert [branch["advantages"] for branch in rollout["branches"]] == [[], [2.0]]
 
 
-def unpacked(packed: str) -> Any:
-    raw = gzip.decompress(base64.b64decode(packed))
+def unpacked(packed: bytes) -> Any:
+    raw = gzip.decompress(packed)
     return json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
 
 

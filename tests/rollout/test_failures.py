@@ -12,7 +12,7 @@ from abut.errors import EnvError, RolloutError, trace_of
 from abut.records.read import from_record
 from abut.records.record import to_record
 from abut.records.show import render
-from abut.rollout.failures import _kind_of
+from abut.rollout.failures import kind_of_error
 from tests.kit.stage.rollouts import BOTH, Recording, Stage, Talk, assert_done, asynced, env
 
 pytestmark = pytest.mark.usefixtures("no_thread_stays")
@@ -153,7 +153,7 @@ def test_the_error_of_a_batch_has_the_environments_as_its_cause(stage: Stage) ->
 def test_failures_that_differ_only_in_numbers_addresses_or_ids_are_one_kind(
     one: str, other: str
 ) -> None:
-    assert _kind_of(one) == _kind_of(other)
+    assert kind_of_error(one) == kind_of_error(other)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_failures_that_differ_only_in_numbers_addresses_or_ids_are_one_kind(
     [("KeyError: 'a'", "KeyError: 'b'"), ("A.step raised", "A.reset raised")],
 )
 def test_other_failures_are_not(one: str, other: str) -> None:
-    assert _kind_of(one) != _kind_of(other)
+    assert kind_of_error(one) != kind_of_error(other)
 
 
 def test_a_traceback_is_bounded_and_always_a_text() -> None:

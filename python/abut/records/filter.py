@@ -1,10 +1,11 @@
 """The filter language of records: `reward<0.5 step:100 error:timeout turns>3`.
 
 A record passes if every word holds. `:` means "equals" for a number and "contains" for a text;
-`none` stands for a missing value. The page of `abut view` has the same language in `filter.js`,
-and one table of cases tests both.
+`none` stands for a missing value; a value in double quotes may contain spaces. The page of
+`abut view` has the same language in `filter.js`, and one table of cases tests both.
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from abut.messages import texts_of
 from abut.records.scores import total_of
+from abut.rollout.failures import kind_of_error
 
 Record: TypeAlias = Mapping[str, Any]
 Filter: TypeAlias = Callable[[Record], bool]
@@ -38,6 +40,7 @@ _TEXTS: dict[str, Callable[[Record], Any]] = {
         name: operator.itemgetter(name)
         for name in ("error", "mode", "stop_reason", "rollout_id", "run_id", "seed", "traceback")
     },
+    "failure": lambda record: None if record["error"] is None else kind_of_error(record["error"]),
     "text": lambda record: "\n".join(
         t for message in record["messages"] for t in texts_of(message)
     ),
@@ -51,6 +54,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
     ":": operator.eq,
 }
+# A quote opens only at the start of a value, so `text:5"` searches for the quote itself.
+_WORDS = re.compile(r'[^\s"]*[<>=!:]"(?:[^"]|"")*"(?!\S)|\S+')
 _WORD = re.compile(r"([a-z_]+(?:\.[^<>=!:]+)?)(<=|>=|!=|<|>|=|:)(.*)", re.DOTALL)
 _HINT = (
     "hint: write NAME and a value with one of : = != < <= > >= between them; names are "
@@ -61,10 +66,12 @@ _HINT = (
 def parse_filter(words: str) -> Filter:
     """Return the filter for words that are separated by spaces; no words let every record pass.
 
+    In quotes a value may contain spaces, and `""` stands for a quote: `failure="EnvError: late"`.
+
     Raises:
         ValueError: a word is not a condition; names it, and the conditions that exist.
     """
-    tests = [_test(word) for word in words.split()]
+    tests = [_test(word) for word in _WORDS.findall(words)]
     return lambda record: all(test(record) for test in tests)
 
 
@@ -74,7 +81,10 @@ def _test(word: str) -> Filter:
         raise ValueError(f"{word!r} is no condition on a record\n{_HINT}")
     name, sign, wanted = match.groups()
     of, is_number = _getter(name, word)
-    if wanted == "none":
+    if len(wanted) > 1 and wanted[0] == wanted[-1] == '"':
+        wanted = wanted[1:-1].replace('""', '"')
+        is_number = is_number or False  # a quoted value of a column is a text
+    elif wanted == "none":
         if sign in ("=", ":", "!="):
             return lambda record: (of(record) is None) is (sign != "!=")
         raise ValueError(f"{word!r} compares with none\nhint: {name}:none or {name}!=none")
@@ -107,15 +117,25 @@ def _text_test(of: Callable[[Record], Any], sign: str, wanted: str, word: str) -
 def _getter(name: str, word: str) -> tuple[Callable[[Record], Any], bool | None]:
     """Return what reads a name, and whether it is a number; None if that depends on the record."""
     if name in _NUMBERS:
-        return _NUMBERS[name], True
+        return _finite(_NUMBERS[name]), True
     if name in _TEXTS:
         return _TEXTS[name], False
     field, _, key = name.partition(".")
     if field == "rewards" and key:
-        return lambda record: (record["rewards"] or {}).get(key), True
+        return _finite(lambda record: (record["rewards"] or {}).get(key)), True
     if field == "columns" and key:
         return lambda record: (record["columns"] or {}).get(key), None
     raise ValueError(f"{word!r}: a record has no {name!r}\n{_HINT}")
+
+
+def _finite(of: Callable[[Record], Any]) -> Callable[[Record], Any]:
+    """Return a getter that gives None for NaN and infinity, as on the page: JSON has neither."""
+
+    def known(record: Record) -> Any:
+        value = of(record)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return known
 
 
 def _number(text: str) -> float | None:

@@ -1,11 +1,11 @@
-"""Reading records, JSON lines and Parquet, files and folders, with the scores beside them."""
+"""RecordReader records, JSON lines and Parquet, files and folders, with the scores beside them."""
 
 import base64
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,45 +16,138 @@ from abut.records.recorder import scores_path
 
 _HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
 
+Path_: TypeAlias = str | os.PathLike[str]
 
-def read_records(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> Iterator[Mapping[str, Any]]:
+
+class Source(NamedTuple):
+    """Where one recorder wrote: a JSONL file, or a folder of Parquet files."""
+
+    path: Path
+    name: str
+    """Its path below the folder that was passed, without `.jsonl`."""
+
+
+def read_records(path: Path_ | Sequence[Path_]) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a file, a folder, or several of them.
 
-    Each has the fields of `docs/how-to/records.md`; messages, `columns` and `control_spellings` are
-    the
-    values that were recorded, not text. `rewards`, `total`, `advantage`, `rows` and `padding_rows`
-    come from the scores beside the records and are None if there are none. Scores among the paths
-    are skipped, and so is the part of a last line that a killed process left.
+    A folder without Parquet files is searched for the records of several runs, at any depth. Each
+    record has the fields of `docs/reference/records.md`; messages, `columns` and
+    `control_spellings` are the values that were recorded, not text. `rewards`, `total`,
+    `advantage`, `rows` and `padding_rows` come from the scores beside the records and are None if
+    there are none. Scores among the paths are skipped, and so is the part of a last line that a
+    killed process left.
 
     Raises:
         ValueError: a line or file does not hold records; names it.
         FileNotFoundError: a path does not exist.
-        MissingExtraError: a path is a folder, and pyarrow is not installed.
+        MissingExtraError: a path is a folder of Parquet, and pyarrow is not installed.
     """
-    several = list(map(Path, [path] if isinstance(path, str | os.PathLike) else path))
+    return iter(RecordReader(path))
+
+
+class RecordReader:
+    """The records of a file, a folder, or several of them, one after the other.
+
+    Attributes:
+        sources: found so far; a record is of the last one.
+    """
+
+    def __init__(self, path: Path_ | Sequence[Path_]) -> None:
+        self._paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        self.sources: list[Source] = []
+        self._bytes = self._read = 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of all bytes that has been read, from 0 to 1."""
+        return self._read / self._bytes if self._bytes else 1.0
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        sources = list(find_sources(self._paths))
+        self._bytes = sum(_size(file) for source in sources for file in _files(source.path))
+        for source in sources:
+            self.sources.append(source)
+            scores = _scores(scores_path(source.path))
+            for record, size in _rows(source.path):
+                self._read += size
+                if "completion_ids" not in record:
+                    raise ValueError(
+                        f"{source.path}: holds scores, which are read with their rollouts\n{_HINT}"
+                    )
+                yield from_record(record) | scores.get(record["rollout_id"], {})
+
+
+def find_sources(paths: Sequence[Path_], *, may_be_none: bool = False) -> Iterator[Source]:
+    """Yield what holds the records of these paths; scores among the paths are skipped.
+
+    Args:
+        paths: files and folders.
+        may_be_none: accept a folder in which there are no records yet.
+
+    Raises:
+        ValueError: a folder holds no records.
+    """
+    several = list(map(Path, paths))
     beside = {scores_path(one) for one in several}
     for one in several:
         if one in beside:  # `runs/*` names records and their scores
             continue
-        scores = _scores(scores_path(one))
-        for record in _rows(one):
-            if "completion_ids" not in record:
-                raise ValueError(
-                    f"{one}: holds scores, which are read with their rollouts\n{_HINT}"
-                )
-            yield from_record(record) | scores.get(record["rollout_id"], {})
+        if not one.is_dir() or any(one.glob("*.parquet")):
+            yield Source(one, one.name.removesuffix(".jsonl"))
+            continue
+        found = sorted(_sources_below(one))
+        if not found and not may_be_none:
+            raise ValueError(f"{one}: the folder has no records\n{_HINT}")
+        for path in found:
+            yield Source(path, path.relative_to(one).as_posix().removesuffix(".jsonl"))
+
+
+def _sources_below(folder: Path) -> Iterator[Path]:
+    """Yield the records below a folder; other files of these types are left out.
+
+    Links to folders are not followed: a link such as `latest` would show its run twice.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.name.startswith(".") or entry.name.endswith((".scores", ".scores.jsonl")):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if (file := next(path.glob("*.parquet"), None)) is None:
+                    yield from _sources_below(path)
+                elif "env_mask" in _columns(file):
+                    yield path
+            elif path.suffix == ".jsonl" and _begins_with_record(path):
+                yield path
+
+
+def _begins_with_record(path: Path) -> bool:
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        return line.endswith(b"\n") and {"schema_version", "env_mask"} <= {*json.loads(line)}
+    except (ValueError, TypeError):
+        return False
+
+
+def _columns(file: Path) -> Sequence[str]:
+    pyarrow = import_pyarrow()
+    try:
+        names: Sequence[str] = pyarrow.parquet.read_schema(file).names
+    except pyarrow.ArrowInvalid:
+        return ()
+    return names
 
 
 def _scores(path: Path) -> dict[str, dict[str, Any]]:
     """Return the scores by rollout; the last ones if a rollout was scored several times."""
     if not path.exists():
         return {}
-    return {row["rollout_id"]: _scores_of(row) for row in _rows(path)}
+    return {row["rollout_id"]: scores_of(row) for row, _ in _rows(path)}
 
 
-def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a record of scores adds to its rollout."""
     rewards = {entry["name"]: entry["value"] for entry in row["rewards"]}
     known = [value for value in rewards.values() if value is not None]
     total = row.get("total")
@@ -71,44 +164,74 @@ def _scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Yield the rows of a source or of its scores, and how many bytes of it each takes."""
     if path.is_dir() or path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-    else:
-        yield from _json_rows(path)
+        for file in _files(path):
+            count, rows = parquet_rows(file)
+            for row in rows:
+                yield row, _size(file) / count
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield parse_line(line, f"{path}:{number}"), len(line)
+            except ValueError:
+                if number > 1 and not line.endswith(b"\n"):
+                    return  # a process was killed while it wrote, or still writes
+                raise
 
 
-def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def parquet_rows(
+    file: Path, *, columns: Sequence[str] | None = None
+) -> tuple[int, Iterator[Mapping[str, Any]]]:
+    """Return how many rows a file has, and the rows; only these columns of them.
+
+    Raises:
+        ValueError: the file holds no records.
+    """
     pyarrow = import_pyarrow()
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path}: no records, the folder has no Parquet file\n{_HINT}")
-    for file in files:
-        try:
-            parquet = pyarrow.parquet.ParquetFile(file)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{file}: not a file of records: {error}\n{_HINT}") from None
+    try:
+        parquet = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file}: not a file of records: {error}\n{_HINT}") from None
+    if "schema_version" not in (names := parquet.schema_arrow.names):
+        parquet.close()
+        raise ValueError(f"{file}: not a file of records\n{_HINT}")
+    if columns is not None:
+        columns = [name for name in columns if name in names]
+
+    def rows() -> Iterator[Mapping[str, Any]]:
         with parquet:
-            if "schema_version" not in parquet.schema_arrow.names:
-                raise ValueError(f"{file}: not a file of records\n{_HINT}")
-            for batch in parquet.iter_batches(batch_size=64):
+            for batch in parquet.iter_batches(batch_size=64, columns=columns):
                 for row in batch.to_pylist():
                     _check_version(row["schema_version"], str(file))
                     yield row
 
+    return parquet.metadata.num_rows, rows()
 
-def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                version = row["schema_version"]
-            except (ValueError, KeyError, TypeError):
-                if number > 1 and not line.endswith("\n"):
-                    return  # a process was killed while it wrote, or still writes
-                raise ValueError(f"{path}:{number}: not a record of a rollout\n{_HINT}") from None
-            _check_version(version, f"{path}:{number}")
-            yield row
+
+def parse_line(line: bytes, where: str) -> Mapping[str, Any]:
+    """Return the row of a line of a JSONL file.
+
+    Raises:
+        ValueError: the line holds no record; names `where`.
+    """
+    try:
+        row: Mapping[str, Any] = json.loads(line.decode("utf-8", "replace"))
+        version = row["schema_version"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{where}: not a record of a rollout\n{_HINT}") from None
+    _check_version(version, where)
+    return row
+
+
+def _files(path: Path) -> Sequence[Path]:
+    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _check_version(version: Any, where: str) -> None:

@@ -51,7 +51,7 @@ class Failures:
         """
         text = text_of(error)
         trace = getattr(error, "trace", "") or trace_of(error, own=True)
-        self._causes.setdefault(_kind_of(text), error)
+        self._causes.setdefault(kind_of_error(text), error)
         said = "rollout %s, attempt %d, failed of %s\n%s%s"
         level, more = self._level(text, "\nOthers of its kind are logged as DEBUG")
         more = f"{more}; a recorder keeps them all." if more else ""
@@ -71,7 +71,7 @@ class Failures:
 
     def _level(self, text: str, more: str) -> tuple[int, str]:
         """Return the level at which to log an error, and `more` for the first of its kind."""
-        kind = _kind_of(text)
+        kind = kind_of_error(text)
         if kind in self._logged or len(self._logged) >= _LOGGED_KINDS:
             return logging.DEBUG, ""
         self._logged.add(kind)
@@ -79,7 +79,7 @@ class Failures:
 
     def cause_of(self, error: str | None) -> BaseException | None:
         """Return the first error of the same kind."""
-        return self._causes.get(_kind_of(error or ""))
+        return self._causes.get(kind_of_error(error or ""))
 
     def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
         """Count the failures among all rollouts that were played, and what was lost of others."""
@@ -88,7 +88,7 @@ class Failures:
             for rollout in rollouts
             if rollout.failed or rollout.rollout_id in self._lost
         ]
-        kinds = Counter(map(_kind_of, errors))
+        kinds = Counter(map(kind_of_error, errors))
         shown = {kind: _shown(kind, errors) for kind in kinds}
         hints = {kind: _hints(kind, errors) for kind in kinds}
         return Tally(len(rollouts), kinds, shown, hints)
@@ -147,18 +147,18 @@ class Tally:
     hints: Mapping[str, Sequence[str]]
 
 
-def _kind_of(error: str) -> str:
+def kind_of_error(error: str) -> str:
     """Return the kind of an error: its first line, without what differs each time."""
     return _ANY.sub("…", error.partition("\n")[0])
 
 
 def _shown(kind: str, errors: Sequence[str]) -> str:
     """Return the text of a kind: that of its errors if they are equal, else the kind."""
-    texts = {error.partition("\n")[0] for error in errors if _kind_of(error) == kind}
+    texts = {error.partition("\n")[0] for error in errors if kind_of_error(error) == kind}
     return texts.pop() if len(texts) == 1 else kind
 
 
 def _hints(kind: str, errors: Sequence[str]) -> list[str]:
     """Return the hints of the first error of a kind."""
-    message = next(error for error in errors if _kind_of(error) == kind)
+    message = next(error for error in errors if kind_of_error(error) == kind)
     return [line for line in message.splitlines() if line.startswith("hint: ")]

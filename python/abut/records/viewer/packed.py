@@ -1,8 +1,8 @@
 """Rollouts as a page holds them: facts as JSON, tokens as columns of bytes, all compressed.
 
-A block is a little-endian uint32, that many bytes of JSON, and columns behind them, gzipped and
-written in base64. A chunk of rollouts with N tokens, S of them sampled and D of these scored by a
-teacher, has these columns:
+A block is a little-endian uint32, that many bytes of JSON, and columns behind them, gzipped; in a
+file it is written in base64. A chunk of rollouts with N tokens, S of them sampled and D of these
+scored by a teacher, has these columns:
 
     N low bytes, N middle bytes, N high bytes    numbers of pieces
     S low bytes, S high bytes                    surprisals, in thousandths of a nat; 65535: or more
@@ -11,7 +11,6 @@ teacher, has these columns:
 Bytes of one significance stand together, because they compress a third better than whole numbers.
 """
 
-import base64
 import gzip
 import json
 import math
@@ -28,6 +27,7 @@ from abut.messages import json_copy
 from abut.parts import PROVENANCE
 from abut.records.scores import advantages_of, reverse_kl_of, total_of
 from abut.records.viewer.seams import merges, seam_offsets
+from abut.rollout.failures import kind_of_error
 
 _CHUNK_TOKENS = 65_536
 _CHUNK_ROLLOUTS = 256
@@ -162,8 +162,8 @@ class Chunk:
             for message in details["messages"]
         )
 
-    def packed(self) -> str:
-        """Return the chunk as the page holds it."""
+    def packed(self) -> bytes:
+        """Return the chunk as a block."""
         numbers = np.concatenate([*self._numbers, np.zeros(0, np.int32)]).astype(np.uint32)
         of_sampled = (
             np.concatenate([*numbers, np.zeros(0, np.uint16)])
@@ -207,11 +207,11 @@ class Chunk:
         return ids, row
 
 
-def block(facts: Mapping[str, Any], columns: bytes = b"") -> str:
-    """Return JSON and columns as the page holds them."""
+def block(facts: Mapping[str, Any], columns: bytes = b"") -> bytes:
+    """Return JSON and columns as a block."""
     said = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii")
     raw = len(said).to_bytes(4, "little") + said + columns
-    return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode("ascii")
+    return gzip.compress(raw, 6, mtime=0)
 
 
 def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,27 +222,41 @@ def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
         name: _plain(record.get(name))
         for name in (
             *("rollout_id", "run_id", "step", "mode", "group", "place", "rank", "seed"),
-            *("episode_seed", "reward", "advantage", "stop_reason", "error", "attempts"),
+            *("episode_seed", "reward", "stop_reason", "error", "attempts"),
             *("seconds", "time", "teacher"),
         )
     }
+    error = record.get("error")
+    return (
+        row
+        | {
+            "failure": None if error is None else kind_of_error(error),
+            "turns": len(record.get("turns") or ()),
+            "prompt_tokens": 0 if prompt is None else len(prompt),
+            "completion_tokens": len(record["completion_ids"]),
+            "sampled_tokens": int(np.asarray(mask, np.int64).sum()),
+            "branches": len(record.get("branches") or ()),
+            "seams": len(seams),
+            "inexact_seams": sum(not seam["exact"] for seam in seams),
+        }
+        | scores_in_list(record)
+    )
+
+
+def scores_in_list(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the list that scores change, which are known after the rollout."""
     rewards = record.get("rewards") or {}
-    return row | {
+    return {
         "total": _plain(total_of(record)),
-        "turns": len(record.get("turns") or ()),
-        "prompt_tokens": 0 if prompt is None else len(prompt),
-        "completion_tokens": len(record["completion_ids"]),
-        "sampled_tokens": int(np.asarray(mask, np.int64).sum()),
-        "branches": len(record.get("branches") or ()),
-        "seams": len(seams),
-        "inexact_seams": sum(not seam["exact"] for seam in seams),
+        "advantage": _plain(record.get("advantage")),
         "rewards": {str(name): _plain(value) for name, value in rewards.items()},
     }
 
 
-def as_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the rows as one list for each name, which compresses a fifth better."""
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+def add_row(columns: dict[str, list[Any]], row: Mapping[str, Any]) -> None:
+    """Append a row to columns, one list for each name, which compress a fifth better than rows."""
+    for name, value in row.items():
+        columns.setdefault(name, []).append(value)
 
 
 def _provenance(codes: Any, mask: NDArray[np.uint8], prompt: int) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import hashlib
 import html
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,9 +20,9 @@ from abut.errors import AbutError
 from abut.parts import PROVENANCE
 from abut.records.export import export
 from abut.records.filter import parse_filter
-from abut.records.read import read_records
+from abut.records.read import Path_, RecordReader, Source
 from abut.records.show import load_tokenizer
-from abut.records.viewer.packed import Chunk, Pieces, as_columns, block, row_of_list
+from abut.records.viewer.packed import Chunk, Pieces, add_row, block, row_of_list
 from abut.records.viewer.pictures import Pictures
 
 ASSETS = Path(__file__).parent / "assets"
@@ -34,10 +34,12 @@ SCRIPTS = (
 )
 """In load order."""
 
+LARGE_BYTES = 50_000_000
+"""Browsers take seconds to open a larger page."""
+
 _GENERATOR = '<meta name="generator" content="abut view">'
 _NEEDED = {"rollout_id", "prompt_ids", "completion_ids", "env_mask", "schema_version"}
 
-Path_: TypeAlias = str | os.PathLike[str]
 Records: TypeAlias = Path_ | Iterable[Path_] | Iterable[Mapping[str, Any]]
 
 
@@ -110,6 +112,29 @@ def view(
         NotADirectoryError: `images` is a file.
         MissingExtraError: Pillow is not installed, which `images` needs.
     """
+    return make_page(records, where=where, without=without, tokenizer=tokenizer, images=images)
+
+
+def make_page(
+    records: Records,
+    *,
+    where: str,
+    without: Iterable[str],
+    tokenizer: str | None,
+    images: Path_ | None,
+    on_large: Callable[[float], None] | None = None,
+) -> Page:
+    """Return the page of `view`.
+
+    Args:
+        records: as of `view`, and so are all arguments but the last.
+        where: a filter.
+        without: fields to leave out.
+        tokenizer: None: the one that each record names.
+        images: a folder.
+        on_large: is called once the page has more than 50 MB, with the size that the whole page
+            will have, in bytes, as the part that was read predicts it. It may raise.
+    """
     left_out = [*without]
     if needed := sorted(_NEEDED & {*left_out}):
         raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
@@ -117,13 +142,15 @@ def view(
     wanted = filter(parse_filter(where), read)
     pictures = Pictures(None if images is None else Path(images))
     shown = export(wanted, "records", without=left_out)
-    return _page(shown, name, where, left_out, tokenizer, pictures)
+    growth = _Growth(read if isinstance(read, RecordReader) else None, on_large)
+    sources = read.sources if isinstance(read, RecordReader) else [Source(Path(), name)]
+    return _page(shown, name, where, left_out, tokenizer, pictures, sources, growth)
 
 
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
     """Return the records, and a name for them."""
     if isinstance(records, str | os.PathLike):
-        return read_records(records), Path(records).name
+        return RecordReader(records), Path(records).name
     several: Iterator[Any] = iter(records)
     first = next(several, None)
     if first is None:
@@ -132,7 +159,30 @@ def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
     if isinstance(first, Mapping):
         return everything, "rollouts"
     paths: Sequence[Path_] = list(everything)
-    return read_records(paths), ", ".join(Path(path).name for path in paths)
+    return RecordReader(paths), name_of(paths)
+
+
+def name_of(paths: Sequence[Path_]) -> str:
+    """Return the title of a page of these records."""
+    return ", ".join(Path(path).name for path in paths)
+
+
+class _Growth:
+    """Says how large the page will be, once it is large."""
+
+    def __init__(
+        self, reading: RecordReader | None, on_large: Callable[[float], None] | None
+    ) -> None:
+        self._reading = reading
+        self._on_large = on_large
+        self._bytes = 0
+
+    def add(self, packed: str) -> None:
+        self._bytes += len(packed)
+        if self._bytes > LARGE_BYTES and self._on_large is not None:
+            share = 1.0 if self._reading is None else self._reading.share
+            self._on_large(self._bytes / share)
+            self._on_large = None
 
 
 def _page(
@@ -142,22 +192,34 @@ def _page(
     without: Sequence[str],
     tokenizer: str | None,
     pictures: Pictures,
+    sources: Sequence[Source],
+    growth: _Growth,
 ) -> Page:
     tables: dict[str | None, Pieces] = {}
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, list[Any]] = {}
     chunks: list[str] = []
     chunk = Chunk()
+
+    def end_chunk() -> None:
+        chunks.append(_text(chunk.packed()))
+        growth.add(chunks[-1])
+
     for record in records:
         if chunk.is_full:
-            chunks.append(chunk.packed())
+            end_chunk()
             chunk = Chunk()
         source = tokenizer or record.get("tokenizer")
-        pieces = tables.get(source) or tables.setdefault(source, _pieces(source, tokenizer))
-        found_at = {"chunk": len(chunks), "place_in_chunk": len(chunk)}
-        rows.append(row_of_list(record) | found_at | {"tokenizer": [*tables].index(source)})
+        pieces = tables.get(source) or tables.setdefault(source, pieces_of(source, tokenizer))
+        found_at = {
+            "chunk": len(chunks),
+            "place_in_chunk": len(chunk),
+            "tokenizer": [*tables].index(source),
+            "source": len(sources) - 1,
+        }
+        add_row(rows, row_of_list(record) | found_at)
         chunk.add(record, pieces)
         pictures.add(record)
-    chunks.append(chunk.packed())
+    end_chunk()
     thumbnails = [*pictures.packed()]
     head = {
         "version": __version__,
@@ -169,19 +231,20 @@ def _page(
         "chunks": len(chunks),
         "tokenizers": len(tables),
         "pictures": [hashes for hashes, _ in thumbnails],
-        "rollouts": as_columns(rows),
+        "sources": [source.name for source in sources],
+        "rollouts": rows,
     }
-    blocks = {"head": block(head)}
+    blocks = {"head": _text(block(head))}
     for number, pieces in enumerate(tables.values()):
-        blocks[f"pieces-{number}"] = block(*pieces.packed())
+        blocks[f"pieces-{number}"] = _text(block(*pieces.packed()))
     blocks |= {f"chunk-{number}": packed for number, packed in enumerate(chunks)}
-    blocks |= {f"pictures-{number}": packed for number, (_, packed) in enumerate(thumbnails)}
+    blocks |= {f"pictures-{number}": _text(packed) for number, (_, packed) in enumerate(thumbnails)}
     troubles = [f"without its tokenizer: {p.trouble}" for p in tables.values() if p.trouble]
     troubles += pictures.troubles()
-    return Page(_markup(name, blocks), len(rows), troubles)
+    return Page(_markup(name, blocks), len(rows.get("rollout_id", ())), troubles)
 
 
-def _pieces(source: str | None, asked: str | None) -> Pieces:
+def pieces_of(source: str | None, asked: str | None) -> Pieces:
     """Return the table of a tokenizer; without texts if the tokenizer cannot be loaded.
 
     Raises:
@@ -224,6 +287,10 @@ def _markup(name: str, blocks: Mapping[str, str]) -> str:
         assert found, mark
         text = before + put + behind
     return text
+
+
+def _text(packed: bytes) -> str:
+    return base64.b64encode(packed).decode("ascii")
 
 
 def _asset(file: str) -> str:

@@ -47,8 +47,8 @@ class Pictures:
                 if not self._is_known(digest):
                     self._add(digest)
 
-    def packed(self) -> Iterator[tuple[list[str], str]]:
-        """Yield the hashes of each block of thumbnails, and the block as the page holds it."""
+    def packed(self) -> Iterator[tuple[list[str], bytes]]:
+        """Yield the hashes of each block of thumbnails, and the block."""
         texts: dict[str, str] = {}
         size = 0
         for digest, text in self._texts.items():
