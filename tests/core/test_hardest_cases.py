@@ -107,15 +107,19 @@ def ids_of(stage: Stage, text: str) -> list[int]:
 # ---- 0
 
 
-def test_the_policy_of_each_case_names_its_tests() -> None:
-    policies = ROOT / "docs" / "how-to" / "policies.md"
-    _, *cases = re.split(r"^### ", policies.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert [case.partition(".")[0] for case in cases] == [str(k) for k in range(1, 11)]
-    for case in cases:
-        named = re.findall(r"`(test_\w+)`", case)
-        assert named, case
+def test_each_case_has_a_policy_and_its_tests() -> None:
+    policies = (ROOT / "docs" / "how-to" / "policies.md").read_text(encoding="utf-8")
+    _, *told = re.split(r"^### ", policies, flags=re.MULTILINE)
+    evidence = (ROOT / "docs" / "background" / "evidence.md").read_text(encoding="utf-8")
+    cases = re.findall(r"^\| (\d+\. [^|]+) \| ([^|]+) \|$", evidence, flags=re.MULTILINE)
+    assert [title for title, _ in cases] == [case.splitlines()[0] for case in told]
+    assert [title.partition(".")[0] for title, _ in cases] == [str(k) for k in range(1, 11)]
+    for case in told:
+        assert "*In the record:*" in case
+    for title, tests in cases:
+        named = re.findall(r"`(test_\w+)`", tests)
+        assert named, title
         assert not [name for name in named if name not in globals()]
-        assert "*Record:*" in case
 
 
 # ---- 1

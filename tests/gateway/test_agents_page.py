@@ -1,4 +1,4 @@
-"""docs/integrations/agents.md is true: its tests exist, its tables are those of the code."""
+"""The pages on agents are true: the tests they name exist, their tables are those of the code."""
 
 import ast
 import re
@@ -14,12 +14,13 @@ from abut.rollout.rollout import BranchCause
 from tests.kit.training.example_run import blocks_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "integrations" / "agents.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+AGENTS = "integrations/agents.md"
 
 
-def rows(title: str, head: str = "") -> list[list[str]]:
-    """The rows of the first table under a heading, their cells; of that with such a head."""
-    section = PAGE.partition(f" {title}\n")[2]
+def rows(page: str, title: str, head: str = "") -> list[list[str]]:
+    """Return the cells of the first table under a heading, or of the one with this head."""
+    section = (DOCS / page).read_text(encoding="utf-8").partition(f" {title}\n")[2]
     section = section[section.index(f"| {head}") :] if head else section
     lines = section[section.index("|---") :].splitlines()[1:]
     table = lines[: next((k for k, line in enumerate(lines) if not line.startswith("|")), None)]
@@ -38,14 +39,16 @@ def test_each_hard_case_names_a_test_that_there_is() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
     }
-    told = [name for row in rows("The hard cases") for name in named(row[2])]
-    assert len(told) == len(rows("The hard cases")) > 10
+    told = [name for row in rows("background/evidence.md", "Agents") for name in named(row[2])]
+    assert len(told) == len(rows("background/evidence.md", "Agents")) > 10
     assert set(told) <= there
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    assert tuple(name for row in rows("What clients do") for name in named(row[0])) == REWRITES
-    causes = tuple(name for row in rows("Branches", "cause") for name in named(row[0]))
+    assert (
+        tuple(name for row in rows(AGENTS, "What clients do") for name in named(row[0])) == REWRITES
+    )
+    causes = tuple(name for row in rows(AGENTS, "Branches", "cause") for name in named(row[0]))
     assert causes == get_args(BranchCause)
 
 
@@ -78,7 +81,7 @@ ASKED: dict[str, Any] = {
 
 
 def test_each_field_is_on_its_line() -> None:
-    honoured, trainers, free, refused, _ = rows("What the endpoint takes")
+    honoured, trainers, free, refused, _ = rows("integrations/protocols.md", "Chat completions")
     message = {"role": "user", "content": "hi"}
     assert {*named(refused[1])} == {*ASKED}
     for name, value in ASKED.items():
@@ -98,6 +101,7 @@ def test_each_field_is_on_its_line() -> None:
     assert named(free[1])[0] == "tool_choice"
 
 
-@pytest.mark.parametrize("block", blocks_of("agents.md"))
-def test_the_code_of_the_page_is_python(block: str) -> None:
-    compile(block, "agents.md", "exec")
+@pytest.mark.parametrize("page", ["agents.md", "protocols.md", "harnesses.md"])
+def test_the_code_of_the_page_is_python(page: str) -> None:
+    for block in blocks_of(page):
+        compile(block, page, "exec")
