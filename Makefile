@@ -21,7 +21,7 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
 VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
-.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -32,7 +32,7 @@ $(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
 	touch $@
 
 # The two languages need nothing of each other: `make --jobs=2` has Rust compiled while pip installs.
-check: check-rust check-python
+check: check-rust check-python docs
 
 check-rust:
 	cargo fmt --all --check
@@ -43,6 +43,10 @@ check-python: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest abut._native --concise
+
+# The documentation site, in site/: fails on a broken link, and on all that it would load from outside.
+docs: build .venv-docs/deps.stamp
+	$(BIN)/python -m scripts.docs.build --zensical .venv-docs/bin/zensical
 
 test: test-rust test-python
 
@@ -197,6 +201,7 @@ $(VERIFIERS_VERSIONS:%=.venv-verifiers/%/deps.stamp): .venv-verifiers/%/deps.sta
 .venv-inspect/deps.stamp: tests/inspect_ai/requirements.txt
 .venv-mcp/deps.stamp: tests/tools/mcp/requirements.txt
 .venv-browser/deps.stamp: tests/records/browser/requirements.txt
+.venv-docs/deps.stamp: scripts/docs/requirements.txt
 # DeepSpeed compiles nothing here.
 .venv-deepspeed/deps.stamp: tests/trl/deepspeed/requirements.txt
 .venv-deepspeed/deps.stamp: export DS_BUILD_OPS := 0
