@@ -21,7 +21,11 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in an environment of its own: the API of 0.4 is not that of the others.
 VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
+<<<<<<< HEAD
 .PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed demo demo-images bench bench-core fuzz fuzz-coverage wheel
+=======
+.PHONY: setup build check check-rust check-python test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed test-docs demo demo-images bench bench-core fuzz fuzz-coverage wheel
+>>>>>>> 5a0fcad9 (tests: run a page as its reader does; play: a typed turn is shown once)
 
 setup: $(VENV)/deps.stamp
 
@@ -84,6 +88,10 @@ NO_ASYNCIO := -p no:asyncio
 test-vllm: build .venv-vllm/deps.stamp
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-vllm/bin/python -m pytest $(NO_ASYNCIO) \
 		-m vllm tests/real_vllm
+
+# Pages of the documentation that train, run as a reader runs them: minutes.
+test-docs: build
+	ABUT_DOCS=1 $(BIN)/pytest -m docs tests/docs
 
 test-openenv: build .venv-openenv/deps.stamp
 	ABUT_OPENENV_PYTHON=$(abspath .venv-openenv/bin/python) $(BIN)/pytest -m openenv

@@ -19,6 +19,7 @@ pytest.importorskip("transformers", reason="the tokenizer is transformers'")
 pytest.importorskip("aiohttp")
 
 from tests.evaluation.test_hosted import Host, answer
+from tests.kit.page_run import run_commands
 
 MODULE = '''
 import pathlib
@@ -103,6 +104,20 @@ def test_a_person_plays(folder: Path) -> None:
     assert done.stdout.count("[user]\nwhich word?") == 1
     assert done.stdout.count("[assistant]\na\n") == 1
     assert done.stdout.endswith("---- reward 1, 2 turns, ended by env_done\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal")
+def test_on_a_terminal_a_typed_text_is_shown_once_and_tools_only_if_there_are_any(
+    folder: Path,
+) -> None:
+    printed = run_commands("abut play own:Guess --prompt b", ["a", "b"], folder)
+    assert printed == (
+        "[user]\nwhich word?\n\nyou> a\n\n[user]\nno\n\nyou> b\n\n[user]\nno\n\n"
+        "---- reward 1, 2 turns, ended by env_done\n"
+    )
+    call = 'add {"a": 2, "b": 3}'
+    printed = run_commands("abut play own:tools --prompt '2 + 3?'", [call, "it is 5"], folder)
+    assert f"you> {call}\n[assistant]\n-> {call}\n\n[tool]\n5\n" in printed
 
 
 def test_a_person_calls_a_tool(folder: Path) -> None:

@@ -105,7 +105,7 @@ def test_methods_and_functions_may_not_share_a_name() -> None:
 
 
 def test_the_example_of_the_page_is_scored_by_its_state() -> None:
-    block = next(b for b in blocks_of("tools.md") if "class Cart" in b)
+    block = next(b for b in blocks_of("how-to/tools.md") if "class Cart" in b)
     example: dict[str, Any] = {}
     exec(block, example)
 

@@ -28,7 +28,7 @@ def test_an_example_trains(
     texts: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = blocks_of("tools.md")[block].replace("length=1024", "length=64")
+    code = blocks_of("how-to/tools.md")[block].replace("length=1024", "length=64")
     variables, outputs = run_block(
         monkeypatch,
         code,

@@ -146,7 +146,7 @@ def play(args: argparse.Namespace) -> int:
     # A person thinks for longer than a model does.
     limits = {"turn_timeout_s": _A_DAY_S, "rollout_timeout_s": _A_DAY_S}
     config = _config(args, **limits if policy.name == "you" else {})
-    shown = Shown(out)
+    shown = Shown(out, typed=policy.name == "you" and sys.stdin.isatty())
     plan = Plan(
         env,
         rows,

@@ -17,10 +17,12 @@ class Shown:
 
     Args:
         out: the stream to print to.
+        typed: the policy's turns are typed on the same terminal, so their text is not repeated;
+            tool calls are printed, to show that they were read as calls.
     """
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, *, typed: bool = False) -> None:
+        self._out, self._typed = out, typed
         self._shown: list[Message] = []
 
     def show(self, messages: Sequence[Message]) -> None:
@@ -31,6 +33,9 @@ class Shown:
             known = 0
             self._out.write("---- another conversation\n")
         for message in messages[known:]:
+            if self._typed and message.get("role") == "assistant" and not message.get("tool_calls"):
+                self._out.write("\n")
+                continue
             self._out.write(f"[{message.get('role')}]\n{text_of(message)}\n\n")
         self._shown = messages
         self._out.flush()
@@ -63,7 +68,7 @@ class ByHand:
 
     def __init__(self, out: TextIO, ask: Callable[[str], str] = input) -> None:
         self._out, self._ask = out, ask
-        self._told: Sequence[Any] = ()
+        self._told: Sequence[Any] = []
 
     async def reply(
         self,

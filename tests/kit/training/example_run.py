@@ -1,7 +1,6 @@
 """Runs examples in this process: one import of TRL, and what they made stays to be asked."""
 
 import functools
-import re
 import runpy
 import sys
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.checkout import EXAMPLES
+from tests.kit.page_run import page_blocks
 
 DOCS = EXAMPLES.parent / "docs"
 CPU = {
@@ -57,9 +57,7 @@ def run_example(
 
 def blocks_of(page: str) -> list[str]:
     """The Python of a page of the documentation."""
-    (path,) = DOCS.rglob(page)
-    text = path.read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [block.text for block in page_blocks(page) if block.language == "python"]
 
 
 def run_block(

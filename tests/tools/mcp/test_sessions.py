@@ -140,7 +140,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
 
 
 def test_the_settings_of_the_page_are_taken() -> None:
-    (block,) = (block for block in blocks_of("tools.md") if "mcp={" in block)
+    (block,) = (block for block in blocks_of("how-to/tools.md") if "mcp={" in block)
     example: dict[str, Any] = {}
     exec(block, example)
     assert isinstance(example["env"], ToolEnv)
