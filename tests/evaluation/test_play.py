@@ -324,3 +324,26 @@ def test_too_many_failures_raise_and_fewer_are_among_the_rollouts() -> None:
     with pytest.raises(abut.RolloutError, match="1 of 1 rollouts failed") as raised:
         abut.play(Broken, rows("b"), **arguments)
     assert isinstance(raised.value.__cause__, EnvError)
+
+
+def test_scripted_replies_play_an_environment_that_shows_images() -> None:
+    pytest.importorskip("PIL")
+    from tests.kit.training.vision import qwen3_vl
+
+    shown = abut.Image.of(np.zeros((4, 4, 3), np.uint8))
+
+    class Picture:
+        reward, alive = 0.0, True
+
+        def reset(self, seed: str) -> Any:
+            return self, [{"type": "image", "image": shown}, {"type": "text", "text": seed}]
+
+        def step(self, action: str) -> Any:
+            self.reward, self.alive = float(action == "black"), False
+            return self, ""
+
+    sampler = ScriptedReplies(["black"])
+    processor = qwen3_vl().processor
+    (rollout,) = abut.play(Picture, [{"prompt": "Which?"}], sampler=sampler, tokenizer=processor)
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert [span.image for span in rollout.images] == [shown]

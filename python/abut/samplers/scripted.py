@@ -34,6 +34,8 @@ class ScriptedReplies:
     """
 
     max_context_tokens = _MOST_TOKENS
+    takes_images = True
+    """A script needs no vision: environments with images can be tested like any other."""
 
     def __init__(self, replies: Replies) -> None:
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence)):

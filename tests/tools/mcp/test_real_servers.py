@@ -21,6 +21,7 @@ import mcp.types as types
 
 import abut
 from abut.errors import InvalidAction
+from abut.samplers import ScriptedReplies
 from abut.tools.mcp_session import content_of
 from tests.kit.servers import mcp_http
 from tests.kit.servers.free_port import free_port
@@ -99,6 +100,27 @@ def test_fastmcp_over_http_its_death_and_its_return(play: Any) -> None:
         (rollout,) = play(env, *calls)
         assert (rollout.error, told(rollout)[2]) == (None, f"{process.pid} k")
     env.close()
+
+
+def test_the_policy_sees_a_picture_that_a_server_sends() -> None:
+    from tests.kit.training.vision import qwen3_vl
+
+    port = free_port()
+    web = {"url": f"http://127.0.0.1:{port}/mcp"}
+    env = abut.tool_env(mcp={"web": web}, reward=lambda messages: 1.0, timeout_s=300)
+    look = {"content": None, "tool_calls": [{"name": "picture", "arguments": {}}]}
+    with serving(port):
+        (rollout,) = abut.play(
+            env,
+            [{"prompt": "Begin."}],
+            sampler=ScriptedReplies([look, "It is red."]),
+            tokenizer=qwen3_vl().processor,
+        )
+    env.close()
+    assert rollout.error is None
+    (span,) = rollout.images
+    assert span.image is abut.Image(mcp_http.RED_DOT)
+    assert rollout.turns[0].end < span.start < rollout.turns[1].start
 
 
 def test_a_picture_is_an_image_of_abut() -> None:
