@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.envs.task import RolloutTask
-from abut.records.record import json_of
+from abut.records.recorded_messages import json_of
 from abut.rollout.rollout import Rollout, StopReason, TurnRecord
 
 _DRAWS = 10_000

@@ -83,7 +83,10 @@ class TextPolicy:
 
         Its `turns` become those of all of its conversations, because a branch without ids is none.
         """
-        rollout.turns += [turn for branch in rollout.branches for turn in branch.turns]
+        for branch in rollout.branches:
+            for turn in branch.turns:
+                turn.message = None  # `messages` are those of the row
+                rollout.turns.append(turn)
         rollout.columns, rollout.provenance, rollout.prompt_ids = None, (), None
         rollout.branches, rollout.images, rollout.seams = (), (), []
         rollout.usage = self._usage.pop(rollout.rollout_id, {})

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from abut.messages import Message
 from abut.records.record import ROLLOUT, SCHEMA_VERSION, import_pyarrow
+from abut.records.recorded_messages import read_message, read_turns
 from abut.records.recorder import scores_path
 
 _HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
@@ -254,16 +254,20 @@ def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
         read = dict.fromkeys(ROLLOUT) | read
         read["branches"], read["attempt_tracebacks"] = [], read["attempt_tracebacks"] or []
         return read
-    read["messages"] = [_message(message) for message in record["messages"] or ()]
+    read["messages"] = [read_message(message) for message in record["messages"] or ()]
     read["columns"] = None if record["columns"] is None else json.loads(record["columns"])
     spelled = record["control_spellings"] or ()
     read["extras"] = json.loads(record.get("extras") or "{}")
-    read["turns"] = [{"answer_id": None} | turn for turn in record["turns"] or ()]
+    read["turns"] = read_turns(record["turns"], read["messages"])
     read["branches"] = [_UNNAMED | branch for branch in record["branches"] or ()]
-    for branch in read["branches"]:
-        branch["streams"] = branch["streams"] or []
     rewrites = record.get("client_rewrites") or ()
     read["tools"] = json.loads(record.get("tools") or "[]")
+    for branch in read["branches"]:
+        branch["streams"] = branch["streams"] or []
+        branch["messages"] = [read_message(message) for message in branch["messages"] or ()]
+        branch["turns"] = read_turns(branch["turns"], branch["messages"])
+        tools = branch["tools"]
+        branch["tools"] = read["tools"] if tools is None else json.loads(tools)
     read["client_rewrites"] = {entry["rule"]: entry["count"] for entry in rewrites}
     read["control_spellings"] = {entry["token"]: entry["count"] for entry in spelled}
     return read
@@ -292,14 +296,9 @@ _UNNAMED: dict[str, Any] = {
     "turns": [],
     "before": [],
     "images": [],
+    "messages": [],
+    "tools": None,
 }
-
-
-def _message(portable: Mapping[str, Any]) -> Message:
-    message: Message = {"role": portable["role"]}
-    if portable["content"] is not None:
-        message["content"] = portable["content"]
-    return message | (json.loads(portable["extra"]) if portable["extra"] else {})
 
 
 def recorded_streams(of: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

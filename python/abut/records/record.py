@@ -7,7 +7,6 @@ field.
 """
 
 import base64
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -17,9 +16,16 @@ from numpy.typing import NDArray
 
 from abut._native import Columns
 from abut.errors import MissingExtraError
-from abut.images import Image, ImageSpan
-from abut.messages import Message, json_copy
-from abut.rollout.rollout import TEACHER_LOGPROBS, Rollout, TurnRecord
+from abut.images import ImageSpan
+from abut.records.recorded_messages import (
+    MESSAGE,
+    TURN,
+    json_of,
+    portable,
+    recorded_conversation,
+    recorded_turns,
+)
+from abut.rollout.rollout import TEACHER_LOGPROBS, Rollout
 from abut.samplers.sampler import VERSIONS
 
 SCHEMA_VERSION = 3
@@ -36,21 +42,6 @@ _COLUMNS: dict[str, Type] = {
     "versions": ["int32"],
     "teacher_logprobs": ["float32"],
     "streams": [{"name": "string", "dtype": "string", "shape": ["int32"], "data": "string"}],
-}
-
-_TURN: dict[str, Type] = {
-    "start": "int32",
-    "end": "int32",
-    "finish_reason": "string",
-    "generate_s": "float64",
-    "env_s": "float64",
-    "reward": "float64",
-    "stop_token": "int32",
-    "stop_string": "string",
-    "stop_inside": "bool_",
-    "model_version": "string",
-    "newest_version": "int32",
-    "answer_id": "string",
 }
 
 _IMAGE: dict[str, Type] = {
@@ -78,9 +69,11 @@ _BRANCH: dict[str, Type] = {
     "reward": "float64",
     "trained": "bool_",
     "auxiliary": "bool_",
-    "turns": [_TURN],
+    "turns": [dict(TURN)],
     "before": ["float64"],
     "images": [_IMAGE],
+    "messages": [dict(MESSAGE)],
+    "tools": "string",
 }
 
 ROLLOUT: Mapping[str, Type] = {
@@ -99,7 +92,7 @@ ROLLOUT: Mapping[str, Type] = {
     "tokenizer": "string",
     **_COLUMNS,
     "images": [_IMAGE],
-    "turns": [_TURN],
+    "turns": [dict(TURN)],
     "branches": [_BRANCH],
     "dropped_images": [_DROPPED],
     "teacher": "string",
@@ -110,7 +103,7 @@ ROLLOUT: Mapping[str, Type] = {
     "names": [{"session": "string", "name": "string"}],
     "given_rewards": [{"key": "string", "value": "float64"}],
     "seams": [{"kind": "string", "exact": "bool_"}],
-    "messages": [{"role": "string", "content": "string", "extra": "string"}],
+    "messages": [dict(MESSAGE)],
     "tools": "string",
     "control_spellings": [{"token": "string", "count": "int64"}],
     "reward": "float64",
@@ -189,7 +182,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "columns": None if row is None else json_of(row),
         **of_branch,
         "images": _images(rollout.images),
-        "turns": _turns(rollout.turns),
+        "turns": recorded_turns(rollout.turns, rollout.messages),
         "branches": [
             {
                 **_columns(branch.columns, branch.provenance, branch.streams),
@@ -201,9 +194,9 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "reward": branch.reward,
                 "trained": branch.trained,
                 "auxiliary": branch.auxiliary,
-                "turns": _turns(branch.turns),
                 "before": branch.before,
                 "images": _images(branch.images),
+                **recorded_conversation(branch, rollout.tools),
             }
             for branch in rollout.branches
         ],
@@ -224,7 +217,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "names": [{"session": session, "name": name} for session, name in rollout.names.items()],
         "given_rewards": [{"key": key, "value": value} for key, value in rollout.rewards.items()],
         "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
-        "messages": [_portable(message) for message in rollout.messages],
+        "messages": [portable(message) for message in rollout.messages],
         "tools": json_of(list(rollout.tools)) if rollout.tools else None,
         "control_spellings": [
             {"token": token, "count": count} for token, count in rollout.control_spellings.items()
@@ -243,14 +236,6 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             {"rule": rule, "count": count} for rule, count in rollout.client_rewrites.items()
         ],
     }
-
-
-def _turns(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
-    return [
-        {name: getattr(turn, name) for name in _TURN}
-        | {"generate_s": round(turn.generate_s, 6), "env_s": round(turn.env_s, 6)}
-        for turn in turns
-    ]
 
 
 def _images(images: Sequence[ImageSpan]) -> list[dict[str, Any]]:
@@ -297,48 +282,6 @@ def _stream(name: str, values: NDArray[Any]) -> dict[str, Any]:
         "shape": list(values.shape),
         "data": base64.b64encode(little.tobytes()).decode("ascii"),
     }
-
-
-_ROLE_AND_TEXT = {"role", "content"}
-
-
-def _portable(message: Message) -> dict[str, Any]:
-    """Return a message as three texts, so that all messages have one type in Parquet."""
-    if message.keys() == _ROLE_AND_TEXT and isinstance(message["content"], str):
-        return {**message, "extra": None}
-    rest = json_copy(message)
-    role, content = rest.pop("role", None), rest.get("content")
-    if isinstance(content, str):
-        del rest["content"]
-    return {
-        "role": role,
-        "content": content if isinstance(content, str) else None,
-        "extra": json_of(rest) if rest else None,
-    }
-
-
-def json_of(value: Any, *, sort_keys: bool = False) -> str:
-    """Return the value as JSON, with the hash of each image.
-
-    It is in ASCII, so that half a surrogate pair survives.
-    """
-    copied = json_copy(value)
-    return json.dumps(copied, allow_nan=False, default=_hash_of, sort_keys=sort_keys)
-
-
-def _hash_of(image: Image) -> str:
-    return image.hash
-
-
-def image_hashes(content: Any) -> list[str]:
-    """Return the hashes that stand for images in the content of a recorded message."""
-    return [
-        block["image"]
-        for block in (content if isinstance(content, list) else ())
-        if isinstance(block, Mapping)
-        and block.get("type") == "image"
-        and isinstance(block.get("image"), str)
-    ]
 
 
 def _rounded(logprobs: Any) -> list[float] | None:

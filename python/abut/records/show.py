@@ -13,7 +13,7 @@ from abut._native import Tokenizer
 from abut.errors import printable
 from abut.messages import texts_of
 from abut.parts import PROVENANCE
-from abut.records.record import image_hashes
+from abut.records.recorded_messages import image_hashes
 from abut.records.scores import advantages_of, reverse_kl_of, total_of
 
 _COLORS = {"sampled": "1;32", "close": "33", "env": "36", "prompt": "0", "scaffold": "2"}

@@ -279,25 +279,25 @@ class Conversation:
                 f"turn {len(self.turns)}: {token!r} was sampled, which only stands for an image\n"
                 "hint: a sampler must keep SampleRequest.never_token_ids from being drawn"
             )
-        start = len(self.trajectory)
+        start, messages, text = len(self.trajectory), len(self.messages), ""
         seam = self._add_seam(self.trajectory.append_sampled(ids, logprobs))
         self._sampled, self._stops = ids, positions_of(ids, self.stop_token_ids)
-        messages, text = len(self.messages), ""
-        record = TurnRecord(start, start + len(ids))
+        record = TurnRecord(start, start + len(ids), message=messages if len(ids) else None)
         if len(ids):
             number = len(self.turns)
             text = until_stop(self._tokenizer, ids, self._stops, stop_string, record, turn=number)
             self.messages.append({"role": "assistant", "content": str(text)})
             self._written = len(self.messages)
-        turn = PolicyTurn(
-            record, text, seam, messages_before=messages, seams_before=len(self.seams) - 1
-        )
+        turn = PolicyTurn(record, text, seam, messages, len(self.seams) - 1)
         self.turns.append(turn)
         return turn
 
     def action(self, turn: PolicyTurn) -> str:
         """Return the part of a turn that its environment gets: all but its thinking."""
-        return self._processor.parse_agent_output(turn.text)[1]
+        thinking, action = self._processor.parse_agent_output(turn.text)
+        if thinking:
+            turn.record.spoken = {"reasoning_content": thinking, "content": str(action)}
+        return action
 
     def reply(self, messages: Sequence[Message] = ()) -> WrittenParts:
         """Write the answer to the policy's last turn: what is missing at its end, and messages.

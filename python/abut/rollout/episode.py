@@ -219,7 +219,12 @@ class Episode:
         if turn.start == turn.end:
             self.rollout.stop_reason = StopReason.EMPTY_SAMPLE
             return None
-        return self._conversation.action(turn)
+        action = self._conversation.action(turn)
+        if self._speak is not None:
+            # Its text, not that of the message: it knows which control tokens are only spelled.
+            (said,) = self._speak([{"role": "assistant", "content": turn.text}])
+            turn.record.spoken = said
+        return action
 
     def _answer(self, answer: Answer) -> bool:
         """Write the env's reply; returns whether the episode is over."""

@@ -85,6 +85,12 @@ class TurnRecord:
     """
     answer_id: str | None = None
     """The id of the answer, as an agent's client got it; None: an environment's turn."""
+    message: int | None = field(default=None, compare=False)
+    """The number of its message in its conversation; None: it has none, because nothing was sampled
+    or the agent returned other messages."""
+    spoken: Message | None = field(default=None, compare=False, repr=False)
+    """Its message as its environment or agent got it, with `reasoning_content` and `tool_calls`
+    apart from `content`. None: all of its text is content."""
 
     def note_sample(self, sample: Sample, generate_s: float) -> None:
         """Take over what the sampler says of its sample, which took so many seconds."""
@@ -142,6 +148,10 @@ class Branch:
     """Of a fork: the turns before its own, which `columns` holds in the prompt."""
     images: Sequence[ImageSpan] = ()
     """The images in `columns`, in order; their tokens are counted from the prompt's first one."""
+    messages: Sequence[Message] = field(default=(), compare=False, repr=False)
+    """Its conversation, up to its last own turn."""
+    tools: Sequence[Mapping[str, Any]] = field(default=(), compare=False, repr=False)
+    """As in `Rollout`."""
 
     @property
     def streams(self) -> Mapping[str, NDArray[Any]]:
@@ -269,6 +279,8 @@ class Rollout:
             turns=self.turns,
             turns_before=self.turns_before,
             images=self.images,
+            messages=self.messages,
+            tools=self.tools,
         )
 
     @property

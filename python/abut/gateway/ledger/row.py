@@ -148,6 +148,8 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
             _fill_row(rollout, row)
     if result.messages is not None:
         rollout.messages = container_copy([dict(message) for message in result.messages])
+        for turn in rollout.turns:
+            turn.message = None
 
 
 def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
@@ -161,9 +163,13 @@ def _fill_row(rollout: Rollout, row: BranchSpan) -> None:
     rollout.name, rollout.session = branch.caller.name, branch.caller.session
     rollout.turns = [_record(call) for call in row.calls]
     rollout.turns_before = [_record(call) for call in branch.calls[: row.begin]]
-    rollout.tools = json.loads(branch.frame)[0] or ()
+    rollout.tools = _tools(branch)
     rollout.seams, rollout.messages = talk.seams, talk.messages
     rollout.control_spellings = talk.control_spellings
+
+
+def _tools(branch: LedgerBranch) -> Sequence[Any]:
+    return json.loads(branch.frame)[0] or ()
 
 
 def _record(call: AgentCall) -> TurnRecord:
@@ -172,7 +178,8 @@ def _record(call: AgentCall) -> TurnRecord:
     assert sample is not None
     turn.record.note_sample(sample, call.generate_s)
     turn.record.env_s = call.env_s
-    turn.record.answer_id = call.answered.result().id
+    answer = call.answered.result()
+    turn.record.answer_id, turn.record.spoken = answer.id, answer.message
     return turn.record
 
 
@@ -374,4 +381,6 @@ def _recorded(span: BranchSpan, cause: BranchCause | None) -> Branch:
         turns=[_record(call) for call in span.calls],
         turns_before=[_record(call) for call in branch.calls[: span.begin]],
         images=images_before(branch.conversation.images, turns[span.end - 1].end),
+        messages=branch.conversation.messages[: turns[span.end - 1].messages_before + 1],
+        tools=_tools(branch),
     )

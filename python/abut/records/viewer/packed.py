@@ -13,8 +13,7 @@ Bytes of one significance stand together, because they compress a third better t
 
 import gzip
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +25,7 @@ from abut.errors import AbutError
 from abut.messages import json_copy
 from abut.parts import PROVENANCE
 from abut.records.scores import advantages_of, reverse_kl_of, total_of
+from abut.records.viewer.packed_messages import forks, packed_messages, plain
 from abut.records.viewer.seams import merges, seam_offsets
 from abut.rollout.failures import kind_of_error
 
@@ -34,16 +34,17 @@ _CHUNK_ROLLOUTS = 256
 _CHUNK_CHARS = 1_000_000
 _SAMPLED = PROVENANCE.index("sampled")
 _MASK = 8  # in a run's code: the mask, beside who wrote it
-_SHORTEST_FOUND = 12
-"""A message of at least so many bytes takes more room than its offset among the tokens."""
-
 _LATER = (
-    *("turns", "columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
-    *("control_spellings", "client_rewrites", "name", "images", "dropped_images"),
+    *("columns", "traceback", "attempt_errors", "attempt_tracebacks", "extras"),
+    *("control_spellings", "client_rewrites", "name", "session", "images", "dropped_images"),
+    *("usage", "row_reward", "row_trained"),
 )
 """Fields that are copied into a chunk unchanged."""
 
-_OF_BRANCH = ("cause", "delivered", "name", "turns", "images")
+_OF_BRANCH = (
+    *("cause", "delivered", "followed", "name", "session", "reward", "trained", "auxiliary"),
+    "images",
+)
 """Fields of a branch that are copied into a chunk unchanged."""
 
 
@@ -127,6 +128,7 @@ class Chunk:
         self._numbers: list[NDArray[np.int32]] = []
         self._surprisals: list[NDArray[np.uint16]] = []
         self._divergences: list[NDArray[np.uint16]] = []
+        self._tools: dict[str, int] = {}
         self._tokens = self._chars = 0
 
     @property
@@ -149,18 +151,36 @@ class Chunk:
         details |= row | {"advantages": list(advantages_of(record, None))}
         details["seams"] = _seams(record, ids, offsets, pieces)
         text = pieces.text(pieces.numbers(ids))
-        details["messages"] = list(_messages(record.get("messages") or (), text))
-        details["branches"] = [
-            self._columns(branch, pieces)[1]
-            | {name: json_copy(branch.get(name)) for name in _OF_BRANCH}
-            | {"advantages": list(advantages_of(record, k))}
-            for k, branch in enumerate(record.get("branches") or ())
-        ]
+        details |= self._conversation(record, text)
+        branches = record.get("branches") or ()
+        all_ids, details["branches"] = [ids], []
+        for number, branch in enumerate(branches):
+            branch_ids, packed = self._columns(branch, pieces)
+            text = pieces.text(pieces.numbers(branch_ids))
+            packed |= {name: json_copy(branch.get(name)) for name in _OF_BRANCH}
+            packed |= self._conversation(branch, text)
+            packed["advantages"] = list(advantages_of(record, number))
+            details["branches"].append(packed)
+            all_ids.append(branch_ids)
+        found = forks([record, *branches], all_ids)
+        for of, fork in zip([details, *details["branches"]], found, strict=True):
+            of["fork"] = fork
         self._rollouts.append(details)
+
+    def _conversation(self, of: Mapping[str, Any], text: bytes) -> dict[str, Any]:
+        """Return the messages, and the number of the tools in the chunk's table."""
+        messages = list(packed_messages(of, text))
+        # A call's arguments count as they are in its message, so twice where that is no token.
         self._chars += sum(
             len(message.get("content") or "") + len(message.get("extra") or "")
-            for message in details["messages"]
+            for message in messages
         )
+        tools = json.dumps(json_copy(of.get("tools") or []))
+        return {
+            "messages": messages,
+            "turns": [json_copy({**turn, "spoken": None}) for turn in of.get("turns") or ()],
+            "tools": self._tools.setdefault(tools, len(self._tools)),
+        }
 
     def packed(self) -> bytes:
         """Return the chunk as a block."""
@@ -177,7 +197,8 @@ class Chunk:
                 for shift in (0, 8)
             ),
         ]
-        return block({"rollouts": self._rollouts}, b"".join(columns))
+        tools = [json.loads(tools) for tools in self._tools]
+        return block({"rollouts": self._rollouts, "tools": tools}, b"".join(columns))
 
     def _columns(
         self, of: Mapping[str, Any], pieces: Pieces
@@ -188,7 +209,9 @@ class Chunk:
             for name in ("prompt_ids", "completion_ids")
         )
         ids = np.concatenate([prompt, completion])
-        mask = np.concatenate([np.zeros(len(prompt), np.uint8), np.asarray(of["env_mask"], "u1")])
+        mask = np.concatenate(
+            [np.zeros(len(prompt), np.uint8), np.asarray(of.get("env_mask") or (), "u1")]
+        )
         codes = _provenance(of.get("provenance"), mask, len(prompt)) | mask * _MASK
         logprobs = of.get("logprobs")
         row = {
@@ -217,9 +240,9 @@ def block(facts: Mapping[str, Any], columns: bytes = b"") -> bytes:
 def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record that the page's list, filter and curves need."""
     seams = record.get("seams") or ()
-    prompt, mask = record["prompt_ids"], record["env_mask"]
+    prompt, mask = record.get("prompt_ids"), record.get("env_mask") or ()
     row = {
-        name: _plain(record.get(name))
+        name: plain(record.get(name))
         for name in (
             *("rollout_id", "run_id", "step", "mode", "group", "place", "rank", "seed"),
             *("episode_seed", "reward", "stop_reason", "error", "attempts"),
@@ -233,7 +256,7 @@ def row_of_list(record: Mapping[str, Any]) -> dict[str, Any]:
             "failure": None if error is None else kind_of_error(error),
             "turns": len(record.get("turns") or ()),
             "prompt_tokens": 0 if prompt is None else len(prompt),
-            "completion_tokens": len(record["completion_ids"]),
+            "completion_tokens": len(record.get("completion_ids") or ()),
             "sampled_tokens": int(np.asarray(mask, np.int64).sum()),
             "branches": len(record.get("branches") or ()),
             "seams": len(seams),
@@ -247,9 +270,9 @@ def scores_in_list(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the list that scores change, which are known after the rollout."""
     rewards = record.get("rewards") or {}
     return {
-        "total": _plain(total_of(record)),
-        "advantage": _plain(record.get("advantage")),
-        "rewards": {str(name): _plain(value) for name, value in rewards.items()},
+        "total": plain(total_of(record)),
+        "advantage": plain(record.get("advantage")),
+        "rewards": {str(name): plain(value) for name, value in rewards.items()},
     }
 
 
@@ -299,39 +322,6 @@ def _seams(
                 for side in (merge.left_ids, merge.right_ids, merge.merged_ids)
             ]
     return said
-
-
-def _messages(messages: Iterable[Mapping[str, Any]], text: bytes) -> Iterator[Mapping[str, Any]]:
-    """Yield the messages; one whose text is in the tokens has an offset `at` instead."""
-    behind = 0
-    for message in messages:
-        rest = {k: v for k, v in message.items() if k not in ("role", "content")}
-        said: dict[str, Any] = {"role": _plain(message.get("role"))}
-        if rest:
-            said["extra"] = json.dumps(json_copy(rest))
-        content = message.get("content")
-        if not isinstance(content, str):
-            if content is not None:
-                said["blocks"] = json_copy(content)
-            yield said
-            continue
-        try:
-            spoken = content.encode()
-        except UnicodeEncodeError:  # half a surrogate pair
-            spoken = b""
-        at = text.find(spoken, behind) if len(spoken) >= _SHORTEST_FOUND else -1
-        if at < 0:
-            yield said | {"content": content}
-        else:
-            behind = at + len(spoken)
-            yield said | {"at": [at, len(spoken)]}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON; NaN and infinity become None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return json_copy(value)
 
 
 def _control_ids(tokenizer: Tokenizer | None) -> set[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from abut.errors import ImageError
 from abut.images import Image
-from abut.records.record import image_hashes
+from abut.records.recorded_messages import image_hashes
 from abut.records.viewer.packed import block
 
 SIDE = 192  # pixels of the longer side: a screenshot can be told from another, at 5 to 10 kB

@@ -97,7 +97,7 @@ async function readChunk(id) {
     sequence.surprisals = surprisals;
   }
   readDivergences(sequences, bytes.subarray(3 * count + 2 * sampled));
-  for (const rollout of facts.rollouts) rollout.turns ??= [];
+  for (const sequence of sequences) sequence.tools = facts.tools[sequence.tools];
   return facts.rollouts;
 }
 

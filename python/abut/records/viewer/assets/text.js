@@ -98,14 +98,18 @@ function printable(text) {
 
 const withMarks = (text) => text.replace(/ /g, "·").replace(/\t/g, "→\t").replace(/\n/g, "⏎\n");
 
-/** A message's text: where it stands among the tokens of its row, or as it is. */
-function messageText(rollout, message) {
-  if (message.at === undefined) {
-    if (message.content !== undefined) return message.content;
-    const blocks = Array.isArray(message.blocks) ? message.blocks : [message.blocks];
-    return blocks.map((b) => (typeof b?.text === "string" ? b.text : "")).join("");
-  }
-  rollout.rowBytes ??= rollout.pieces.join(rollout.numbers);
-  const [start, length] = message.at;
-  return lossyText(rollout.rowBytes.subarray(start, start + length));
+/** A text of a conversation: where it stands among the bytes of its tokens, or as it is. */
+function placedText(pieces, sequence, placed) {
+  if (!Array.isArray(placed)) return placed;
+  sequence.joined ??= pieces.join(sequence.numbers);
+  const [start, length] = placed;
+  return lossyText(sequence.joined.subarray(start, start + length));
+}
+
+/** All that a message of a rollout, or of a branch of it, says. */
+function messageText(rollout, message, sequence = rollout) {
+  const said = message.at ?? message.content;
+  if (said !== undefined) return placedText(rollout.pieces, sequence, said);
+  const blocks = Array.isArray(message.blocks) ? message.blocks : [message.blocks];
+  return blocks.map((b) => (typeof b?.text === "string" ? b.text : "")).join("");
 }
