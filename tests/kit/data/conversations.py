@@ -13,9 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import abut
 from abut.demo.model import ASSETS
-from abut.samplers import ScriptedReplies
+from abut.samplers import Sample, SampleRequest, ScriptedReplies
+
+TOKENIZER = abut.Tokenizer.from_file(ASSETS / "tokenizer.json")
 
 SEARCH = {
     "type": "function",
@@ -36,6 +40,24 @@ PLAN = "<think>\nThe Rhine has several sources. I should look up which one count
 def call(name: str, **arguments: Any) -> dict[str, Any]:
     """A call as `ScriptedReplies` takes it."""
     return {"name": name, "arguments": arguments}
+
+
+class Policy:
+    """Says `replies`. Its tags of thinking and calls are control tokens, as a model's are."""
+
+    max_context_tokens = 4096
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Return the ids of the next reply."""
+        said = replies(request.messages(), request.turn)
+        if not isinstance(said, str):
+            calls = [
+                f"\n<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in said["tool_calls"]
+            ]
+            said = said["content"] + "".join(calls)
+        text = f"{said}<|im_end|>"
+        ids = TOKENIZER.encode(text, added="parse")
+        return Sample(ids, -(np.arange(len(ids)) % 9).astype(np.float32) / 3, "stop")
 
 
 def replies(messages: Sequence[Mapping[str, Any]], turn: int) -> Any:
@@ -152,7 +174,7 @@ def write(folder: Path) -> None:
     abut.play(
         rivers,
         question,
-        sampler=ScriptedReplies(replies),
+        sampler=Policy(),
         tokenizer=demo,
         recorder=folder / "agent.jsonl",
     )

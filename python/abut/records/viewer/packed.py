@@ -178,7 +178,7 @@ class Chunk:
         tools = json.dumps(json_copy(of.get("tools") or []))
         return {
             "messages": messages,
-            "turns": [json_copy({**turn, "spoken": None}) for turn in of.get("turns") or ()],
+            "turns": [{**json_copy(turn), "spoken": None} for turn in of.get("turns") or ()],
             "tools": self._tools.setdefault(tools, len(self._tools)),
         }
 

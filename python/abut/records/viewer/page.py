@@ -26,10 +26,10 @@ from abut.records.viewer.packed import Chunk, Pieces, add_row, block, row_of_lis
 from abut.records.viewer.pictures import Pictures
 
 ASSETS = Path(__file__).parent / "assets"
-STYLES = ("page.css", "tokens.css")
+STYLES = ("page.css", "tokens.css", "chat.css")
 SCRIPTS = (
     *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "pictures.js"),
-    *("seams.js", "facts.js", "rollout.js", "compare.js", "curves.js", "copied_test.js"),
+    *("seams.js", "facts.js", "chat.js", "branches.js", "find.js", "rollout.js", "compare.js", "curves.js", "copied_test.js"),
     *("keys.js", "page.js"),
 )
 """In load order."""

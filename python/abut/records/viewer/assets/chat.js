@@ -35,7 +35,8 @@ function chatElements(rollout, sequence) {
 }
 
 function chatSection(rollout, sequence, { turn, messages }) {
-  const name = turn === null ? "Prompt" : `Turn ${turn}`;
+  const isFork = sequence.fork && sequence !== rollout;
+  const name = turn === null ? isFork ? "Behind the fork" : "Prompt" : `Turn ${turn}`;
   const facts = turn === null ? counted(messages.length, "message") : turnFacts(sequence.turns[turn], sequence.advantages?.[turn]);
   return make("section", { class: "turn", "aria-label": name, dataset: { turn: turn ?? "prompt" } },
     make("h3", {}, name, make("span", { class: "quiet" }, facts)),
@@ -44,19 +45,20 @@ function chatSection(rollout, sequence, { turn, messages }) {
 
 function messageElement(rollout, sequence, message) {
   const { role } = message;
+  const isSystem = role === "system" || role === "developer";
   const whole = messageText(rollout, message, sequence);
   const said = message.said === undefined ? whole : placedText(rollout.pieces, sequence, message.said);
   const parts = [
     message.thinking && thinkingElement(placedText(rollout.pieces, sequence, message.thinking)),
     picturesOf(rollout, message),
-    said && (role === "system" || role === "developer" ? foldedText("System prompt", said) : longText(said, role === "tool")),
+    said && (isSystem ? foldedText("System prompt", said) : longText(said, role === "tool")),
     (message.calls ?? []).map(callElement),
     message.extra && make("details", { class: "more" }, make("summary", {}, "Other keys"),
       make("pre", { tabindex: "0", class: "said" }, printable(message.extra))),
   ].flat().filter(Boolean);
   const speaker = [SPEAKERS[role] ?? role ?? "nobody", message.name].filter(Boolean).map((one) => printable(String(one)));
   return make("article", { class: "message", dataset: { role: role ?? "" } },
-    make("h4", {}, speaker.join(" · ")),
+    make("h4", { class: isSystem ? "hidden" : null }, speaker.join(" · ")),
     parts.length ? parts : make("p", { class: "quiet" }, "(nothing)"));
 }
 

@@ -38,7 +38,7 @@ class CompareView {
         make("p", { class: "parted", role: "status" }, said,
           first ? button("Go there", {}, () => this.go(0)) : null),
         make("div", { class: "side-by-side heads" }, this.sides.map(({ rollout }) => this.head(rollout)))),
-      this.hooks.toolbar(), this.tokens);
+      make("div", { class: "reading-bar" }, this.hooks.toolbar()), this.tokens);
     this.at = -1;
   }
 

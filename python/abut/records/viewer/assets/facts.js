@@ -25,8 +25,7 @@ function factsOf(rollout, only = null) {
     ...rewards.filter(([name]) => name !== "env_reward" || rewards.length > 1).map(([name, value]) => [name, figure(value)]),
     ["advantage", row.advantage === null ? "–" : signed(row.advantage), "main"],
     ["turns", figure(row.turns)],
-    ["tokens", `${figure(row.tokens)}`],
-    ["of them sampled", row.tokens ? `${figure(row.sampled_tokens)} (${Math.round(100 * row.sampled_tokens / row.tokens)} %)` : "0"],
+    ...tokenFacts(rollout),
     rollout.has_teacher ? ["reverse KL", `${figure(meanDivergence(rollout), 3)} nats`] : null,
     ["seams", row.seams ? `${row.seams}, ${row.inexact_seams ? `${row.inexact_seams} inexact` : "all exact"}` : "–"],
     ["seconds", seconds(row.seconds)],
@@ -35,6 +34,13 @@ function factsOf(rollout, only = null) {
   const shown = facts.filter((fact) => fact && (!only || only.includes(fact[0])));
   return make("dl", {}, shown.map(([name, value, kind]) =>
     make("div", { class: kind ?? "" }, make("dt", {}, name), make("dd", {}, value))));
+}
+
+/** How many tokens there are; those of a hosted model, whose ids nobody knows, as its host counts them. */
+function tokenFacts({ row, usage }) {
+  if (!row.tokens && empty(usage)) return Object.entries(usage).map(([name, count]) => [name.replaceAll("_", " "), figure(count)]);
+  const share = row.tokens ? ` (${Math.round(100 * row.sampled_tokens / row.tokens)} %)` : "";
+  return [["tokens", figure(row.tokens)], ["of them sampled", `${figure(row.sampled_tokens)}${share}`]];
 }
 
 /** The mean over the sampled tokens of a row that a teacher scored. */
@@ -94,27 +100,3 @@ function otherFacts(rollout) {
 }
 
 const empty = (value) => (value && Object.keys(value).length ? value : null);
-
-/** The messages, for a rollout that has no tokens or no tokenizer. */
-function messagesOf(rollout) {
-  return make("div", { class: "messages" }, rollout.messages.map((message) => make("article", { class: "message" },
-    make("h3", {}, message.role ?? "nobody"),
-    picturesOf(rollout, message),
-    longText(messageText(rollout, message)),
-    message.extra ? make("pre", { class: "quiet", tabindex: "0" }, printable(message.extra)) : null)));
-}
-
-const AT_ONCE_CHARS = 20_000;
-
-/** A text that may have millions of characters: its beginning, until somebody asks for all. */
-function longText(text) {
-  const part = (chars) => make("div", { class: "message-text", dir: "auto" }, printable(chars));
-  if (text.length <= AT_ONCE_CHARS) return part(text);
-  const element = make("div", {}, part(text.slice(0, AT_ONCE_CHARS)));
-  element.append(button(`Show all ${figure(text.length)} characters`, {}, () => {
-    // In parts, of which those out of sight are not laid out; each ends with a line where it can.
-    const parts = text.match(/[^]{1,20000}(?:\n|$)|[^]{1,20000}/g);
-    element.replaceChildren(...parts.map(part));
-  }));
-  return element;
-}

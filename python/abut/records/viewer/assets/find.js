@@ -120,7 +120,8 @@ class Find {
     if (box.top < bar || box.bottom > frame.bottom - 20) byId("main").scrollTop += box.top - (bar + frame.bottom) / 2;
     if (!CSS.highlights) getSelection().setBaseAndExtent(range.startContainer, range.startOffset, range.endContainer, range.endOffset);
     // Again, where blocks on the way turn out to be higher than they were taken for.
-    if (frames) requestAnimationFrame(() => this.matches[this.at] === match && this.reveal(frames - 1));
+    const { at, body } = this;
+    if (frames) requestAnimationFrame(() => this.at === at && this.body === body && this.reveal(frames - 1));
   }
 
   /** The range of a match; a live one without `Kind`. */

@@ -1,7 +1,7 @@
 "use strict";
 // What the keys do, outside of fields and dialogs.
 
-const VIEW_KEYS = { t: "tokens", c: "compare", v: "curves" };
+const VIEW_KEYS = { h: "chat", t: "tokens", c: "compare", v: "curves" };
 
 function listenToKeys(app) {
   addEventListener("keydown", (event) => {
@@ -22,7 +22,9 @@ function pressed(app, event) {
     const row = app.list.neighbour(key === "j" ? 1 : -1);
     if (row) app.openRollout(row);
   } else if (key === "[" || key === "]") {
-    if (!compared && rollout.text) app.point(rollout.turnFrom(state.token, key === "]" ? 1 : -1));
+    const by = key === "]" ? 1 : -1;
+    if (state.view === "chat") rollout.stepTurn(by);
+    else if (!compared && rollout.text) app.point(rollout.turnFrom(state.token, by));
   } else if (key === "n" || key === "p") {
     const by = key === "n" ? 1 : -1;
     if (compared) app.compare.next(by);
@@ -34,7 +36,9 @@ function pressed(app, event) {
   else if (key === "w") app.setOption("spaces");
   else if (key === "i") app.setOption("ids");
   else if (VIEW_KEYS[key]) app.go({ view: VIEW_KEYS[key] });
-  else if (key === "/") byId("filter").select();
+  else if (key === "/") app.showList(() => byId("filter").select());
+  else if (key === "f" && byId("find")) rollout.find.input.select();
+  else if ((key === "." || key === ",") && byId("find")) rollout.find.go(key === "." ? 1 : -1);
   else if (key === "?") byId("keys").showModal();
   else return false;
   return true;

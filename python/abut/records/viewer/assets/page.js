@@ -23,6 +23,7 @@ class App {
       point: (token) => this.point(token),
       said: (text) => { byId("said").textContent = text; },
       branch: (branch) => this.go({ branch, token: null }),
+      toChat: () => button("Read its messages", {}, () => this.go({ view: "chat" })),
       actions: (rollout) => [
         button("Compare", { title: "Beside another rollout of its group (c)" }, () => this.go({ view: "compare" })),
         button("Copy as test", { title: "A pytest case with these turns" }, () => this.copyTest(rollout)),
@@ -44,22 +45,27 @@ class App {
 
   /** Change what is shown, and the address with it. */
   async go(changes) {
+    const { view } = this.state;
+    // From tokens to chat and back, the same turn stays at the top.
+    const place = isOneRollout(view) && Object.keys(changes).join() === "view" ? this.rollout.place?.() : undefined;
     Object.assign(this.state, changes);
     this.writeAddress();
-    await this.render();
+    await this.render(place);
   }
 
   openRollout(row, changes = {}) {
-    const view = this.state.view === "curves" ? "tokens" : this.state.view;
+    const view = this.state.view === "curves" ? viewOf(row) : this.state.view;
     return this.go({ row, branch: 0, token: null, other: null, view, ...changes });
   }
 
-  async render() {
+  async render(place) {
     const { state } = this;
-    for (const view of ["tokens", "compare", "curves"]) {
-      byId(`view-${view}`).hidden = state.view !== view;
-      document.querySelector(`[data-view="${view}"]`).setAttribute("aria-pressed", String(state.view === view));
+    document.body.dataset.screen = "main";
+    for (const tab of document.querySelectorAll("[data-view]")) {
+      tab.setAttribute("aria-pressed", String(state.view === tab.dataset.view));
     }
+    byId("view-tokens").hidden = !isOneRollout(state.view);
+    for (const view of ["compare", "curves"]) byId(`view-${view}`).hidden = state.view !== view;
     this.hideCard();
     byId("loading").hidden = Boolean(state.row) || state.view === "curves";
     if (!state.row) byId("loading").textContent = "There are no rollouts.";
@@ -70,11 +76,18 @@ class App {
     const rollout = await this.records.rollout(state.row);
     const other = state.view === "compare" ? await this.records.rollout(this.otherRow()) : null;
     if (ticket !== this.ticket) return null; // another one was opened meanwhile
-    const how = { branch: Math.min(state.branch, rollout.branches.length), mode: state.mode, options: this.options };
+    const how = { branch: Math.min(state.branch, rollout.branches.length), mode: state.mode, options: this.options, asChat: state.view === "chat" };
     if (other) this.compare.show(rollout, other, how);
     else this.rollout.show(rollout, how);
-    byId("main").scrollTop = 0;
-    if (!other && state.token !== null) this.point(state.token);
+    if (other) {
+      byId("main").scrollTop = 0;
+      return null;
+    }
+    if (place === undefined) byId("main").scrollTop = 0;
+    else if (place) this.rollout.goTo(place);
+    if (state.token === null) return null;
+    if (state.view === "tokens") this.point(state.token, { scroll: place === undefined });
+    else if (place === undefined) this.rollout.goToTurn(turnOf(this.rollout.sections, state.token));
     return null;
   }
 
@@ -218,6 +231,7 @@ class App {
     const groups = this.list.groups.length;
     byId("list-facts").textContent = `${counted(this.shownRows.length, "rollout")}${this.list.byGroup && groups < this.shownRows.length ? ` in ${counted(groups, "group")}` : ""}`;
     this.drawChips();
+    this.rollout.find.suggest(wordsOf(where).find((word) => word.startsWith("text:"))?.slice(5) ?? "");
     if (keep) return;
     if (this.state.view === "curves") this.curves.show(this.shownRows);
     const inSight = this.shownRows.includes(this.state.row);
@@ -244,6 +258,13 @@ class App {
       return (count || on) && button([name, make("span", { class: "count" }, figure(count))],
         { class: "chip", title: word, "aria-pressed": String(on), dataset: { word } }, () => this.filter(next.join(" ")));
     }).filter(Boolean));
+  }
+
+  /** Bring the list into sight, where the screen is too narrow for both. */
+  showList(then) {
+    document.body.dataset.screen = "list";
+    this.list.reveal();
+    then();
   }
 
   openStep(step, mode) {
@@ -278,7 +299,7 @@ class App {
   writeAddress() {
     const { row, branch, token, mode, view, other, where } = this.state;
     const parts = [["r", row?.rollout_id], ["b", branch || null], ["t", token], ["m", mode === 1 ? null : mode],
-      ["v", view === "tokens" ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
+      ["v", view === viewOf(row) ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
     const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
     this.address = `#${said}`;
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
@@ -302,8 +323,11 @@ class App {
     const view = said.get("v");
     await this.go({
       row, branch: whole("b") ?? 0, token: whole("t"), other: byRolloutId.get(said.get("o")) ?? null,
-      mode: mode >= 1 && mode <= this.modes.length ? mode : 1, view: ["compare", "curves"].includes(view) ? view : "tokens",
+      mode: mode >= 1 && mode <= this.modes.length ? mode : 1,
+      view: ["chat", "tokens", "compare", "curves"].includes(view) ? view : viewOf(row),
     });
+    // On a narrow screen, which shows one of the two, a page that was opened without an address begins with the list.
+    if (!said.has("r") && !said.has("v")) document.body.dataset.screen = "list";
   }
 
   listen() {
@@ -319,9 +343,15 @@ class App {
     for (const tab of document.querySelectorAll("[data-view]")) {
       tab.addEventListener("click", () => this.go({ view: tab.dataset.view }));
     }
+    byId("to-list").addEventListener("click", () => this.showList(() => byId("list").focus()));
     byId("show-keys").addEventListener("click", () => byId("keys").showModal());
   }
 }
+
+const isOneRollout = (view) => view === "tokens" || view === "chat";
+
+/** How a rollout is shown where nobody says how: one without tokens as a chat. */
+const viewOf = (row) => (!row || row.tokens ? "tokens" : "chat");
 
 /** The words that can be decided without chunks; a word that cannot lets everything pass. */
 function chipTest(words) {

@@ -42,15 +42,16 @@ function sectionElement(rollout, sequence, section, text, { side = "" } = {}) {
   }
   const name = turn === null ? "Prompt" : `Turn ${turn}`;
   return make("section", { class: "turn", "aria-label": side + name, dataset: { turn: turn ?? "prompt" } },
-    make("h3", {}, name, make("span", { class: "quiet" }, turn === null ? counted(last - first, "token") : turnFacts(section, sequence.advantages?.[turn]))),
+    make("h3", {}, name, make("span", { class: "quiet" }, turn === null ? counted(last - first, "token") : turnFacts(sample, sequence.advantages?.[turn], section))),
     parts);
 }
 
-function turnFacts({ first, last, sample }, advantage) {
+/** The facts of a turn; with its `section` those of its tokens too. */
+function turnFacts(sample, advantage, section = null) {
   const facts = [
-    `${counted(sample.end - sample.start, "token")} from ${first} on`,
+    section ? `${counted(sample.end - sample.start, "token")} from ${section.first} on` : null,
     isNone(sample.generate_s) ? null : `sampled in ${seconds(sample.generate_s)}`,
-    sample.end < last ? `${figure(last - sample.end)} behind` : null,
+    section && sample.end < section.last ? `${figure(section.last - sample.end)} behind` : null,
     isNone(sample.env_s) ? null : `environment ${seconds(sample.env_s)}`,
     isNone(sample.reward) ? null : `reward ${figure(sample.reward)}`,
     isNone(advantage) ? null : `advantage ${signed(advantage)}`,
@@ -78,36 +79,41 @@ class RolloutView {
     this.element = element;
     this.hooks = hooks;
     this.tokens = make("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens: arrow keys go from one to the next" });
+    this.chat = make("div", { class: "chat" });
+    this.find = new Find(hooks.said);
     hooks.watch(this.tokens, () => this.text);
   }
 
-  /** Show a rollout, or a branch of it (from 1; 0 is the row). */
-  show(rollout, { branch, mode, options }) {
+  /** Show a rollout, or a branch of it (from 1; 0 is the row), as tokens or as a chat. */
+  show(rollout, { branch, mode, options, asChat }) {
     this.rollout = rollout;
     const sequence = branch ? rollout.branches[branch - 1] : rollout;
     this.sequence = sequence;
-    this.text = new TokenText(rollout.pieces, sequence, options);
+    this.body = asChat ? this.chat : this.tokens;
     this.sections = sectionsOf(sequence);
+    this.text = asChat ? null : new TokenText(rollout.pieces, sequence, options);
     this.tokens.dataset.mode = MODES[mode - 1];
-    this.tokens.replaceChildren(...this.body());
+    this.body.replaceChildren(...(asChat ? chatElements(rollout, sequence) : this.tokenElements()));
     this.element.replaceChildren(
       rolloutHead(rollout, this.hooks.actions(rollout)),
-      ...(rollout.branches.length ? [this.tabs(branch)] : []),
-      this.hooks.toolbar(),
-      this.tokens,
+      ...(rollout.branches.length ? [branchTree(rollout, branch, (number) => this.hooks.branch(number))] : []),
+      make("div", { class: "reading-bar" }, asChat || !sequence.tokens ? null : this.hooks.toolbar(), this.find.element),
+      this.body,
       otherFacts(rollout));
+    this.find.attach(this.body);
     for (const column of this.element.querySelectorAll(".column[data-turn]")) {
       column.addEventListener("click", () => this.goToTurn(Number(column.dataset.turn)));
     }
   }
 
-  body() {
+  tokenElements() {
     const { rollout, sequence } = this;
     const notes = [];
-    if (rollout.pieces.trouble) {
-      notes.push(make("p", { class: "note" }, `Tokens are shown as ids: ${printable(rollout.pieces.trouble)}`));
+    if (rollout.pieces.trouble && sequence.tokens) {
+      notes.push(make("p", { class: "note" }, `Tokens are shown as ids: ${printable(rollout.pieces.trouble)} `, this.hooks.toChat()));
     }
-    if (!sequence.tokens || rollout.pieces.trouble || !sequence.mask.includes(1)) notes.push(messagesOf(rollout));
+    const missing = sequence.tokens ? null : whyNoTokens(rollout);
+    if (missing) notes.push(make("p", { class: "note" }, `${missing} `, this.hooks.toChat()));
     const unplaced = (sequence.seams ?? []).filter((seam) => seam.token === null);
     if (unplaced.length) {
       const inexact = unplaced.filter((seam) => !seam.exact).length;
@@ -117,18 +123,47 @@ class RolloutView {
     return [...this.sections.map((section) => sectionElement(rollout, sequence, section, this.text)), ...notes];
   }
 
-  tabs(branch) {
-    const names = [this.rollout, ...this.rollout.branches].map((one, k) => [
-      k ? `Branch ${k}` : "Row", one.name && printable(one.name), one.cause, one.delivered === false && "not delivered",
-    ].filter(Boolean).join(" · "));
-    return make("div", { class: "branches", role: "group", "aria-label": "Branches" }, names.map((name, k) =>
-      button(name, { "aria-pressed": String(k === branch) }, () => this.hooks.branch(k))));
+  /** Where a reader is: the turn at the top, and how much of it is above; null: above all turns. */
+  place() {
+    const top = this.top();
+    const turn = this.turnElements().findLast((one) => one.getBoundingClientRect().top <= top + 2);
+    if (!turn) return null;
+    const box = turn.getBoundingClientRect();
+    return { turn: turn.dataset.turn, share: Math.max(0, top - box.top) / box.height };
+  }
+
+  /** Bring a turn to the top, as `place` said it; again where blocks turn out to be of other heights. */
+  goTo(place, frames = 20) {
+    const turn = this.turnElements().find((one) => one.dataset.turn === place.turn);
+    if (!turn) return;
+    const box = turn.getBoundingClientRect();
+    byId("main").scrollTop += box.top + place.share * box.height - this.top();
+    const ticket = this.going = frames === 20 ? {} : this.going;
+    if (frames) requestAnimationFrame(() => ticket === this.going && this.goTo(place, frames - 1));
+  }
+
+  turnElements() {
+    return [...this.body.children].filter((one) => one.dataset.turn !== undefined);
+  }
+
+  /** The first pixel below what always stays in sight. */
+  top() {
+    return byId("main").getBoundingClientRect().top + this.find.element.parentElement.offsetHeight;
   }
 
   goToTurn(turn) {
     const section = this.sections.find((one) => one.turn === turn);
-    if (!section) return;
-    this.hooks.point(section.first);
+    if (this.text) this.hooks.point(section?.first);
+    else this.goTo({ turn: String(turn ?? "prompt"), share: 0 });
+  }
+
+  /** In a chat, bring the next turn to the top (`by` 1) or the one before (-1). */
+  stepTurn(by) {
+    const turns = this.turnElements();
+    const top = this.top();
+    const tops = turns.map((one) => one.getBoundingClientRect().top - top);
+    const at = by > 0 ? tops.findIndex((one) => one > 4) : tops.findLastIndex((one) => one < -4);
+    if (at >= 0) this.goTo({ turn: turns[at].dataset.turn, share: 0 });
   }
 
   /** The next turn from the current token on (`by` 1) or the one before (-1). */
