@@ -93,6 +93,18 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of records that `tests.kit.data.conversations` made, by a Python that has abut."""
+    python = os.environ.get("ABUT_DEMO_PYTHON")
+    if python is None:
+        pytest.skip("ABUT_DEMO_PYTHON is unset: it names a Python that has TRL")
+    folder = tmp_path_factory.mktemp("conversations")
+    command = [python, "-m", "tests.kit.data.conversations", str(folder)]
+    subprocess.run(command, check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def demo_page(demo: Path) -> Path:
     """The page that the demo wrote at its end."""
     return demo.with_suffix(".html")

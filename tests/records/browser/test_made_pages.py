@@ -104,7 +104,7 @@ def test_a_failed_rollout_shows_its_error_and_messages(
     assert shown.text(".error p") == "EnvError: the door is locked"
     shown.page.click("text=Traceback")
     assert "door.py, line 3" in shown.text(".error pre")
-    assert shown.page.locator(".message").all_inner_texts()[1].split("\n") == ["assistant", "one"]
+    assert shown.page.locator(".message").all_inner_texts()[1].split("\n") == ["policy", "one"]
     assert shown.page.locator("[data-word='error!=none']").inner_text() == "failed1"
     assert shown.axe() == []
     shown.page.click("text=Copy as test")
@@ -231,7 +231,10 @@ def test_without_its_tokenizer_ids_and_messages_are_shown(
     shown = show(saved([record]))
     assert "Tokens are shown as ids:" in shown.text(".note")
     assert f"#{record['prompt_ids'][0]}" in shown.text("#view-tokens .block >> nth=0")
-    assert "begin" in shown.text(".messages")
+    shown.page.click("text=Read its messages")
+    shown.wait("app.rollout.body === app.rollout.chat")
+    assert "begin" in shown.text(".chat")
+    assert "v=chat" in shown.address
 
 
 def test_a_page_of_tokens_alone_works(show: Show, saved: Save, tokenizer: abut.Tokenizer) -> None:
@@ -390,9 +393,9 @@ def test_a_reply_of_ten_megabytes_does_not_stop_the_page(
     assert len(reply.encode()) > 10_000_000
     assert page.stat().st_size < 1_000_000
     shown = show(page)
-    assert shown.ask("document.querySelector('.messages').textContent.length") < 100_000
+    assert shown.ask("document.querySelector('.chat').textContent.length") < 100_000
     shown.page.click("text=Show all")
-    assert shown.ask("document.querySelector('.messages').textContent.length") > len(reply)
+    assert shown.ask("document.querySelector('.chat').textContent.length") > len(reply)
     shown.page.fill("#filter", "text:play")
     shown.wait("app.shownRows.length === 1")
 

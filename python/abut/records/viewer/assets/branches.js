@@ -12,7 +12,7 @@ function branchTree(rollout, chosen, open) {
   const below = (from) => [...all.keys()].filter((k) => (all[k].fork?.from ?? null) === from);
   const list = (numbers) => make("ul", {}, numbers.map((number) => {
     const forks = below(number).sort((a, b) => all[a].fork.turn - all[b].fork.turn);
-    return make("li", {}, branchButton(rollout, number, chosen, open),
+    return make("li", {}, branchButton(rollout, number, chosen, open), " ",
       make("span", { class: "quiet" }, branchFacts(rollout, all[number])),
       forks.length ? list(forks) : null);
   }));

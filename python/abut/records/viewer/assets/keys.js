@@ -7,7 +7,7 @@ function listenToKeys(app) {
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const field = event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
-    if (event.key === "Escape") return escape(app, field);
+    if (event.key === "Escape") return escape(app, field, event);
     if (field) return;
     if (pressed(app, event)) event.preventDefault();
   });
@@ -49,7 +49,9 @@ function toSeam(app, token) {
   else app.point(token);
 }
 
-function escape(app, field) {
-  if (field && !field.closest("dialog")) field.blur();
-  else if (!field) app.unpoint();
+function escape(app, field, event) {
+  if (field && !field.closest("dialog")) {
+    event.preventDefault(); // browsers empty a field of a search, and do not say so
+    field.blur();
+  } else if (!field) app.unpoint();
 }

@@ -6,6 +6,7 @@ class App {
     this.records = records;
     this.state = { row: null, branch: 0, token: null, mode: 1, view: "tokens", other: null, where: "" };
     this.options = { spaces: false, ids: false };
+    this.reads = "tokens"; // or "chat": what somebody chose last
     this.shownRows = records.rows;
     provenanceNames = records.head.provenance;
     this.list = new RolloutList(byId("list"), (row) => this.openRollout(row));
@@ -47,15 +48,22 @@ class App {
   async go(changes) {
     const { view } = this.state;
     // From tokens to chat and back, the same turn stays at the top.
-    const place = isOneRollout(view) && Object.keys(changes).join() === "view" ? this.rollout.place?.() : undefined;
+    const isSwitch = Object.keys(changes).join() === "view";
+    const place = isSwitch && isOneRollout(view) && this.state.row ? this.rollout.place() : undefined;
+    if (isSwitch && isOneRollout(changes.view)) this.reads = changes.view;
     Object.assign(this.state, changes);
     this.writeAddress();
     await this.render(place);
   }
 
   openRollout(row, changes = {}) {
-    const view = this.state.view === "curves" ? viewOf(row) : this.state.view;
+    const view = this.state.view === "compare" ? "compare" : this.viewOf(row);
     return this.go({ row, branch: 0, token: null, other: null, view, ...changes });
+  }
+
+  /** As what a rollout is opened: as the one before it, and as a chat where it has no tokens. */
+  viewOf(row) {
+    return row && !row.tokens ? "chat" : this.reads;
   }
 
   async render(place) {
@@ -235,7 +243,7 @@ class App {
     if (keep) return;
     if (this.state.view === "curves") this.curves.show(this.shownRows);
     const inSight = this.shownRows.includes(this.state.row);
-    if (!inSight && this.shownRows.length) await this.openRollout(this.list.neighbour(0), { view: this.state.view });
+    if (!inSight && this.shownRows.length) await this.openRollout(this.list.neighbour(0), this.state.view === "curves" ? { view: "curves" } : {});
     else this.list.mark(this.state.row);
     this.writeAddress();
   }
@@ -299,7 +307,7 @@ class App {
   writeAddress() {
     const { row, branch, token, mode, view, other, where } = this.state;
     const parts = [["r", row?.rollout_id], ["b", branch || null], ["t", token], ["m", mode === 1 ? null : mode],
-      ["v", view === viewOf(row) ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
+      ["v", view === (!row || row.tokens ? "tokens" : "chat") ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
     const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
     this.address = `#${said}`;
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
@@ -324,8 +332,9 @@ class App {
     await this.go({
       row, branch: whole("b") ?? 0, token: whole("t"), other: byRolloutId.get(said.get("o")) ?? null,
       mode: mode >= 1 && mode <= this.modes.length ? mode : 1,
-      view: ["chat", "tokens", "compare", "curves"].includes(view) ? view : viewOf(row),
+      view: ["chat", "tokens", "compare", "curves"].includes(view) ? view : this.viewOf(row),
     });
+    if (isOneRollout(view)) this.reads = view;
     // On a narrow screen, which shows one of the two, a page that was opened without an address begins with the list.
     if (!said.has("r") && !said.has("v")) document.body.dataset.screen = "list";
   }
@@ -349,9 +358,6 @@ class App {
 }
 
 const isOneRollout = (view) => view === "tokens" || view === "chat";
-
-/** How a rollout is shown where nobody says how: one without tokens as a chat. */
-const viewOf = (row) => (!row || row.tokens ? "tokens" : "chat");
 
 /** The words that can be decided without chunks; a word that cannot lets everything pass. */
 function chipTest(words) {
