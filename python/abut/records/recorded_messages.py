@@ -1,7 +1,7 @@
-"""The messages of records, and what a turn of the policy said in them.
+"""Messages as records hold them, and the message that each turn of the policy was received as.
 
-Invariant: all messages have one type, three texts, whatever keys they have; and they are read as
-they were recorded. A text that a record holds already is not written again.
+Invariant: in a file all messages have one type, three strings, whatever keys they have, and reading
+returns them unchanged.
 """
 
 import json
@@ -51,7 +51,7 @@ def recorded_turns(
 
 
 def recorded_conversation(branch: Branch, tools: Sequence[Any]) -> dict[str, Any]:
-    """Return what a branch has of its own; the rest of it is in the conversation it forks from."""
+    """Return the turns, messages and tools of a branch, without the messages before its fork."""
     last = branch.turns_before[-1].message if branch.turns_before else None
     shared = 0 if last is None else last + 1
     return {
@@ -62,10 +62,10 @@ def recorded_conversation(branch: Branch, tools: Sequence[Any]) -> dict[str, Any
 
 
 def _spoken(turn: TurnRecord, messages: Sequence[Message]) -> str | None:
-    """Return the message of a turn as it was received, as JSON; None if it is nothing but text.
+    """Return the message of a turn as it was received, as JSON; None if it is only text.
 
-    A text that stands in the recorded message is replaced by its place there, first character and
-    the one behind its last, because thinking is most of what a policy says.
+    Thinking and content are slices of the recorded message, `[start, end]` in characters, because
+    thinking is most of what a policy says and the record has it already.
     """
     said = turn.spoken
     if said is None or not (said.get("reasoning_content") or said.get("tool_calls")):

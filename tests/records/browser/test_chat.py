@@ -221,11 +221,11 @@ def test_branches_are_a_tree_with_the_turn_at_which_each_leaves(
     assert tree.locator("> li > button").all_inner_texts() == ["Row", "Branch 2 · critic · new"]
     fork = tree.locator("> li >> nth=0 >> ul > li")
     assert fork.locator("button").inner_text() == "Branch 1 · rewritten"
-    assert fork.inner_text().endswith("leaves Row behind turn 0, 1 turn, 664 tokens")
+    assert fork.inner_text().endswith("forks from Row after turn 0, 1 turn, 664 tokens")
     fork.locator("button").click()
     shown.wait("app.state.branch === 1")
     assert (
-        shown.page.locator(".chat > .turn > h3").all_inner_texts()[0].startswith("Behind the fork")
+        shown.page.locator(".chat > .turn > h3").all_inner_texts()[0].startswith("After the fork")
     )
     assert "A short answer, please." in shown.text(".chat")
     before = shown.page.locator(".chat > .before")

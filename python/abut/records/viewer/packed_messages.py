@@ -1,8 +1,8 @@
 """Conversations as a page holds them, and the tree of a rollout's branches.
 
-Invariant: what a message says is what the record says of it. Thinking and calls are told from text
-only where the engine recorded them apart; everything else is text, whatever it looks like. A text
-that is among the tokens of its row is held once: the page has its place in their bytes.
+Invariant: the page never guesses what a message means. It shows thinking and calls only where the
+engine recorded them separately; everything else is text, whatever it looks like. Text that is also
+among the tokens of its row is held once: the page then has an offset into their bytes.
 """
 
 import json
@@ -17,7 +17,7 @@ from abut.messages import Message, json_copy, with_arguments
 from abut.parts import PROVENANCE
 
 _SHORTEST_FOUND = 12
-"""A text of at least so many bytes takes more room than its place among the tokens."""
+"""A string of at least so many bytes takes more room than its offset among the tokens."""
 _SAMPLED = PROVENANCE.index("sampled")
 _SHOWN_APART = ("role", "content", "name", "tool_calls", "reasoning_content", "reasoning")
 
@@ -76,7 +76,7 @@ def _turns_by_message(
 def _taken_apart(
     message: Mapping[str, Any], is_spoken: bool, within: bytes, end: int
 ) -> dict[str, Any]:
-    """Return the thinking, the calls and, beside them, the text of a message."""
+    """Return the thinking, the calls and the remaining text of a message."""
     begin = end - len(within)
 
     def placed(name: str) -> Any:
@@ -107,7 +107,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _placed(said: str, text: bytes, behind: int) -> str | list[int]:
-    """Return where a text is among bytes, as its offset and length; itself if it is not there."""
+    """Return the offset and length of a string among bytes; the string if it is not there."""
     try:
         spoken = said.encode()
     except UnicodeEncodeError:  # half a surrogate pair
@@ -126,11 +126,11 @@ def plain(value: Any) -> Any:
 def forks(
     rows: Sequence[Mapping[str, Any]], ids: Sequence[NDArray[np.int64]]
 ) -> list[dict[str, int] | None]:
-    """Return which conversation each one forks from, and after which of its turns.
+    """Return which conversation each one forks from, and after which turn of that conversation.
 
     A fork has turns of another conversation in its prompt, where their provenance is still
-    `sampled`. It forks behind the last of them, so the other conversation has a turn that ends
-    there, and the same tokens up to there. None: it has none, or the record does not tell.
+    `sampled`. It forks after the last of them, so the other conversation has a turn that ends
+    there, and the same tokens up to there. None: it does not fork, or the record does not tell.
 
     Args:
         rows: the rollout's own row, and its branches.

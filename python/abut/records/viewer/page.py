@@ -29,7 +29,17 @@ ASSETS = Path(__file__).parent / "assets"
 STYLES = ("page.css", "tokens.css", "chat.css")
 SCRIPTS = (
     *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "pictures.js"),
-    *("seams.js", "facts.js", "chat.js", "branches.js", "find.js", "rollout.js", "compare.js", "curves.js", "copied_test.js"),
+    *(
+        "seams.js",
+        "facts.js",
+        "chat.js",
+        "branches.js",
+        "find.js",
+        "rollout.js",
+        "compare.js",
+        "curves.js",
+        "copied_test.js",
+    ),
     *("keys.js", "page.js"),
 )
 """In load order."""

@@ -32,7 +32,7 @@ function branchButton(rollout, number, chosen, open) {
 function branchFacts(rollout, { fork, turns, tokens, reward, row_reward, trained, row_trained, auxiliary }) {
   const own = reward !== undefined && turns !== rollout.turns ? reward : row_reward;
   return [
-    fork ? `leaves ${sequenceName(rollout, fork.from)} behind turn ${fork.turn}` : null,
+    fork ? `forks from ${sequenceName(rollout, fork.from)} after turn ${fork.turn}` : null,
     counted(turns.length, "turn"), counted(tokens, "token"),
     isNone(own) ? null : `reward ${figure(own)}`,
     auxiliary ? "auxiliary" : null,

@@ -36,7 +36,7 @@ function chatElements(rollout, sequence) {
 
 function chatSection(rollout, sequence, { turn, messages }) {
   const isFork = sequence.fork && sequence !== rollout;
-  const name = turn === null ? isFork ? "Behind the fork" : "Prompt" : `Turn ${turn}`;
+  const name = turn === null ? isFork ? "After the fork" : "Prompt" : `Turn ${turn}`;
   const facts = turn === null ? counted(messages.length, "message") : turnFacts(sequence.turns[turn], sequence.advantages?.[turn]);
   return make("section", { class: "turn", "aria-label": name, dataset: { turn: turn ?? "prompt" } },
     make("h3", {}, name, make("span", { class: "quiet" }, facts)),
@@ -58,7 +58,7 @@ function messageElement(rollout, sequence, message) {
   ].flat().filter(Boolean);
   const speaker = [SPEAKERS[role] ?? role ?? "nobody", message.name].filter(Boolean).map((one) => printable(String(one)));
   return make("article", { class: "message", dataset: { role: role ?? "" } },
-    make("p", { class: `speaker${isSystem ? " hidden" : ""}` }, speaker.join(" · ")),
+    make("div", { class: `speaker${isSystem ? " hidden" : ""}` }, speaker.join(" · ")),
     parts.length ? parts : make("p", { class: "quiet" }, "(nothing)"));
 }
 
@@ -93,7 +93,7 @@ function toolsElement(tools) {
   return make("details", { class: "tools folded" },
     make("summary", {}, "Tools ", make("span", { class: "quiet" }, `${tools.length}: ${names.join(", ")}`)),
     named.map((one, k) => make("div", { class: "tool" },
-      make("p", { class: "speaker" }, make("code", { class: "said" }, names[k])),
+      make("div", { class: "speaker" }, make("code", { class: "said" }, names[k])),
       typeof one?.description === "string" ? longText(one.description) : null,
       longText(JSON.stringify(one?.parameters ?? one?.input_schema ?? one, null, 2), true))));
 }
@@ -107,7 +107,7 @@ function textsOfTokens(rollout, sequence) {
       const name = turn === null ? "Prompt" : `Turn ${turn}`;
       return make("section", { class: "turn", "aria-label": name, dataset: { turn: turn ?? "prompt" } }, make("h3", {}, name),
         edges.slice(1).map((end, k) => end > edges[k] && make("article", { class: "message", dataset: { role: sample && !k ? "assistant" : "" } },
-          make("p", { class: "speaker" }, writerOf(sequence, edges[k], end)),
+          make("div", { class: "speaker" }, writerOf(sequence, edges[k], end)),
           longText(lossyText(rollout.pieces.join(sequence.numbers.subarray(edges[k], end)))))));
     })];
 }
