@@ -1,60 +1,97 @@
 """The errors of abut.
 
     AbutError
-    ├── TokenizerError (ValueError)      a tokenizer that cannot be loaded or used exactly
-    ├── ControlTokenError (ValueError)   `added="raise"`: the text spells a control token
-    ├── TrajectoryError (ValueError)     what would break the invariant of a trajectory
-    ├── SeamError (ValueError)           recorded calls that do not join
-    ├── TemplateError (ValueError)       a chat template that cannot be appended to exactly
-    ├── ImageError (ValueError)          an image that cannot be read or taken
-    ├── EnvError (RuntimeError)          an environment that failed or returned the wrong thing
-    ├── InvalidAction (ValueError)       an action that cannot be taken: the policy's fault
-    ├── SamplerError (RuntimeError)      a sampler that failed or returned the wrong thing
-    ├── RolloutError (RuntimeError)      rollouts that failed where failures are not tolerated
-    ├── TeacherError (RuntimeError)      a teacher that refused or returned the wrong thing
-    │   └── TeacherUnavailable (ConnectionError)  a teacher that did not score a row in time
-    └── MissingExtraError (ImportError)  an optional dependency that is not installed
+    ├── TokenizerError (ValueError)       a tokenizer or its input cannot be used exactly
+    ├── ControlTokenError (ValueError)    a text spells a control token, which you forbade
+    ├── TrajectoryError (ValueError)      a call would break a trajectory
+    ├── SeamError (ValueError)            recorded calls do not join
+    ├── TemplateError (ValueError)        a chat template cannot be appended to exactly
+    ├── ImageError (ValueError)           an image cannot be read or placed
+    ├── EnvError (RuntimeError)           an environment failed or returned the wrong thing
+    ├── InvalidAction (ValueError)        the policy chose an action that cannot be taken
+    ├── SamplerError (RuntimeError)       a sampler failed or returned the wrong thing
+    ├── RolloutError (RuntimeError)       too many rollouts failed
+    ├── TeacherError (RuntimeError)       a teacher refused a row or returned the wrong thing
+    │   └── TeacherUnavailable (ConnectionError)   a teacher did not answer in time
+    └── MissingExtraError (ImportError)   an optional package is not installed
 
-Each is also the builtin exception that it stands for. Messages say what, where and both sides; a
-last line `hint: …` says what to do.
+Each class is also the builtin exception that it stands for. A message says what is wrong, where,
+and both sides; a last line `hint: …` says what to do.
 """
 
 import traceback
 
 
 class AbutError(Exception):
-    """Base of all errors that abut raises on purpose."""
+    """Base class of all errors that abut raises on purpose.
+
+    Catch it to handle every error of abut. An error that is not an `AbutError` comes from your own
+    code or from another package, or is a bug of abut.
+    """
 
 
 class TokenizerError(AbutError, ValueError):
-    """A tokenizer that cannot be loaded, or an input that it cannot encode or decode."""
+    """A tokenizer cannot be loaded, or cannot encode or decode an input exactly.
+
+    The usual causes are a path without a complete `tokenizer.json`, a tokenizer of transformers
+    that is not a fast one, and ids that come from another tokenizer. Pass the tokenizer of the
+    model that samples; `abut check MODEL` shows what abut reads from it.
+    """
 
 
 class ControlTokenError(AbutError, ValueError):
-    """With `added="raise"`: the text spells a control token."""
+    """A text spells a control token, and `added="raise"` forbids that.
+
+    Encode the text with `added="text"` if it is content, which must stay text, or with
+    `added="parse"` if it is meant to contain the token.
+    """
 
 
 class TrajectoryError(AbutError, ValueError):
-    """A call would break the invariant of a trajectory: an append, a fork, columns of nothing."""
+    """A call would break the invariant of a trajectory.
+
+    Tokens were appended out of order, without one logprob for each sampled token, or at a place
+    where a trajectory cannot be forked. Send `request()` to the engine, append the tokens that it
+    sampled with their logprobs, then append the reply.
+    """
 
 
 class SeamError(AbutError, ValueError):
-    """Two pieces that do not join: the tokens differ where they must agree."""
+    """Recorded calls do not join: tokens differ where they must agree.
+
+    Usually the client rendered the conversation again, so a later prompt does not begin with the
+    tokens of the earlier call. Record token ids instead of text, or choose with
+    `stitch(..., on_drift=...)` how such calls become rows.
+    """
 
 
 class TemplateError(AbutError, ValueError):
-    """A chat template that cannot be appended to exactly, and why."""
+    """A chat template cannot be appended to exactly; the message says why.
+
+    `abut check MODEL` shows each seam of the template. Pass another template with
+    `ChatTemplateProcessor(tokenizer, chat_template=...)`, or change the messages as the hint says.
+    """
 
 
 class ImageError(AbutError, ValueError):
-    """An image that cannot be read, or that no conversation takes."""
+    """An image cannot be read, or the conversation cannot take it.
+
+    Pass a `PIL.Image`, an array of 8-bit values, or the bytes of a PNG or JPEG file, and place it
+    in a message of a role that the chat template shows images for. Larger images must be scaled
+    down first.
+    """
 
 
 class EnvError(AbutError, RuntimeError):
-    """An environment that failed, was too slow, or returned the wrong thing."""
+    """An environment failed, was too slow, or returned the wrong thing.
+
+    The rollout is recorded with this error and the traceback of your code; `abut show` prints
+    both, and `abut play MODULE:NAME` plays the environment without a model. If it is slow rather
+    than wrong, raise `RolloutConfig.step_timeout_s` or `reset_timeout_s`.
+    """
 
     trace: str = ""
-    """Where in the environment: the traceback of what it raised, or the place that is meant."""
+    """The traceback of the exception that the environment raised, or the place of the fault."""
     may_pass: bool
     """False if another attempt would fail too, so that none is made."""
 
@@ -64,30 +101,49 @@ class EnvError(AbutError, RuntimeError):
 
 
 class InvalidAction(AbutError, ValueError):
-    """An action that its environment cannot take: the policy's fault, so it is never retried.
+    """The policy chose an action that its environment cannot take.
 
-    Its text is what the policy is told.
+    Your environment raises it, with the text that the policy is told as the message. The rollout
+    is never retried, because the action is the policy's fault.
     """
 
 
 class SamplerError(AbutError, RuntimeError):
-    """A sampler that failed or returned the wrong thing."""
+    """A sampler failed, could not be reached, or returned the wrong thing.
+
+    Check that the server runs, serves the model of the tokenizer, and holds prompts as long as
+    yours. The rollout is retried; `abut doctor --vllm URL` checks a vLLM server.
+    """
 
 
 class RolloutError(AbutError, RuntimeError):
-    """Rollouts that failed where the configuration does not tolerate it."""
+    """More rollouts failed than the configuration tolerates.
+
+    The message counts the failures by kind and shows one of each. Fix their cause, or raise
+    `RolloutConfig.max_failed_frac`. With `on_failure="raise"` the first failure raises this error.
+    """
 
 
 class TeacherError(AbutError, RuntimeError):
-    """A teacher that refused a row, cannot score the student, or returned the wrong thing."""
+    """A teacher refused a row, cannot score the student, or returned the wrong thing.
+
+    Student and teacher need the same tokenizer, and the teacher must hold rows as long as the
+    student's. A vLLM server needs `--max-logprobs` of at least the requested `teacher_top_k`.
+    """
 
 
 class TeacherUnavailable(TeacherError, ConnectionError):
-    """A teacher did not score a row in time, and may score the next."""
+    """A teacher did not score a row in time; it may score the next one.
+
+    The row is not trained. Check that the server runs and is not overloaded, or raise `give_up_s`.
+    """
 
 
 class MissingExtraError(AbutError, ImportError):
-    """An optional dependency that is not installed."""
+    """An optional package is not installed, or its version does not fit.
+
+    Install the extra that the message names, such as `pip install 'abut[trl]'`.
+    """
 
 
 _LONGEST_TEXT = 2_000

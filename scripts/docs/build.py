@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from scripts.docs import api, reference
 from scripts.docs.checks import problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ def write_sources(folder: Path, config: Mapping[str, Any]) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from the source, by their path below `docs`."""
-    return {}
+    return api.pages() | reference.pages()
 
 
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))|(?<=^)(\[[^\]]+\]: )(\S+)$", re.MULTILINE)
@@ -161,8 +162,8 @@ def title_and_summary(page: str) -> tuple[str, str]:
     blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", prose)]
     text = next((block for block in blocks if block and not block.startswith(_NO_PROSE)), "")
     text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)
-    sentence = re.match(r".*?[.:?](?= |$)", text)
-    return title, (sentence[0].removesuffix(":") if sentence else text)
+    sentence = re.match(r".*?[.?](?= |$)", text)
+    return title, (sentence[0] if sentence else text)
 
 
 _NO_PROSE = ("#", "|", ">", "![", "- ", "<", "1. ")

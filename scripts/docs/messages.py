@@ -121,9 +121,10 @@ def _hole(node: ast.AST) -> str:
         else:
             break
     if isinstance(node, ast.Name):
-        return "{" + node.id.lstrip("_") + "}"
+        return "{" + node.id.strip("_") + "}"
     if isinstance(node, ast.Attribute):
-        return "{" + node.attr.lstrip("_") + "}"
+        of_type = node.attr == "__name__" and isinstance(node.value, ast.Call)
+        return "{type}" if of_type else "{" + node.attr.strip("_") + "}"
     if isinstance(node, ast.Call):
         return _hole(node.func)
     return "{…}"

@@ -1,0 +1,449 @@
+"""Write the API reference from the docstrings: every public name, a page for each module.
+
+The source is read and never imported, so no optional package has to be installed.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import griffe
+
+from scripts.docs.messages import ROOT
+
+SITE = "https://abut-rl.github.io/abut/"
+FOLDER = "reference/api"
+URL = f"{SITE}{FOLDER}/"
+"""Links are addresses of the site, which the build turns into links between pages."""
+
+PAGES = {
+    "tokens": ("Tokens and trajectories", ("abut.trajectory", "abut.parts")),
+    "templates": ("Chat templates", ("abut.template",)),
+    "tool_calls": ("Tool calls", ("abut.tool_calls",)),
+    "envs": ("Environments", ("abut.envs", "abut.gym")),
+    "agents": ("Agents", ("abut.agents",)),
+    "rollouts": ("Rollouts", ("abut.rollout.rollout",)),
+    "samplers": (
+        "Samplers",
+        (
+            "abut.samplers",
+            "abut.samplers.settings",
+            "abut.samplers.vllm",
+            "abut.samplers.trl_server",
+        ),
+    ),
+    "evaluation": ("Evaluation", ("abut.evaluation",)),
+    "trl": ("abut.trl", ("abut.trl",)),
+    "openenv": ("abut.openenv", ("abut.openenv",)),
+    "ray": ("abut.ray", ("abut.ray",)),
+    "gateway": ("abut.gateway", ("abut.gateway",)),
+    "eval_protocol": ("abut.eval_protocol", ("abut.eval_protocol",)),
+    "verifiers": ("abut.verifiers", ("abut.verifiers",)),
+    "harbor": ("abut.harbor", ("abut.harbor",)),
+    "inspect_ai": ("abut.inspect_ai", ("abut.inspect_ai",)),
+    "nemo_gym": ("abut.nemo_gym", ("abut.nemo_gym",)),
+    "records": ("abut.records", ("abut.records",)),
+    "audit": ("abut.audit", ("abut.audit",)),
+    "testing": ("abut.testing", ("abut.testing",)),
+    "strategies": ("abut.strategies", ("abut.strategies",)),
+    "trl_env": ("abut.trl_env", ("abut.trl_env",)),
+}
+"""The title of each page, and the modules whose names it describes."""
+
+ABUT = {
+    "tokens": "Tokenizer Trajectory Seam Columns Scaffold Content stitch Stitched collate",
+    "templates": "ChatTemplateProcessor Processor PartsProcessor",
+    "tool_calls": "ToolCall parse_tool_calls",
+    "envs": "Env AsyncEnv EnvPool tool_env Image",
+    "agents": "agent Agent AgentResult Endpoint",
+    "rollouts": "RolloutConfig Rollout",
+    "samplers": "Sampler Sample",
+    "evaluation": "evaluate play Evaluation",
+}
+"""The names of `abut` itself, by page. Its errors are on the page of all errors."""
+
+NAMES = {
+    "abut.gym": ("GymEnv",),
+    "abut.parts": ("Part",),
+    "abut.rollout.rollout": ("StopReason",),
+    "abut.samplers.settings": ("SamplingSettings",),
+    "abut.samplers.trl_server": ("TRLServerSampler",),
+}
+"""The public names of modules that have no `__all__`."""
+
+SETTINGS = (
+    "abut.RolloutConfig",
+    "abut.samplers.settings.SamplingSettings",
+    "abut.openenv.Serve",
+    "abut.openenv.Docker",
+)
+"""Classes whose fields have a help text; they are on the page of settings."""
+
+MADE = {
+    "abut.trl.GRPOTrainer": "abut.trl.rows.all_rows.grpo_trainer",
+    "abut.trl.DistillationTrainer": "abut.trl.rows.main_rows.distillation_trainer",
+}
+"""Classes that a module makes when they are first used, and the functions that make them."""
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of the API by their path below `docs`."""
+    found = {f"{FOLDER}/index.md": _first_page()}
+    return found | {f"{FOLDER}/{page}.md": _page(page) for page in PAGES}
+
+
+@cache
+def package() -> griffe.Module:
+    """Return the package as griffe reads it, the stubs of the native module included."""
+    loader = griffe.GriffeLoader(
+        search_paths=[ROOT / "python"], allow_inspection=False, docstring_parser="google"
+    )
+    module = loader.load("abut")
+    assert isinstance(module, griffe.Module)
+    loader.resolve_aliases(external=False)
+    return module
+
+
+def names_of(module: str) -> list[str]:
+    """Return the public names of a module, without those that `abut` has too."""
+    if module in NAMES:
+        return list(NAMES[module])
+    ours = {name for names in ABUT.values() for name in names.split()} | {"InvalidAction"}
+    names = [
+        name
+        for name in map(str, package_at(module).exports or ())
+        if name not in ours or package_at(f"{module}.{name}") is not package_at(f"abut.{name}")
+    ]
+    return names + [path.rpartition(".")[2] for path in MADE if path.startswith(f"{module}.")]
+
+
+def package_at(path: str) -> Any:
+    """Return what a dotted path names; an alias is followed."""
+    found: Any = package()
+    for name in path.split(".")[1:]:
+        found = found.members[name]
+        if found.is_alias:
+            found = found.final_target
+    return found
+
+
+@cache
+def places() -> dict[str, str]:
+    """Return the address of each public name on the site, by the name and by its path."""
+    found = {}
+    for page, (_, modules) in PAGES.items():
+        named = [(f"abut.{name}", name) for name in ABUT.get(page, "").split()]
+        named += [(f"{module}.{name}", name) for module in modules for name in names_of(module)]
+        for path, name in named:
+            found[path] = f"{URL}{page}/#{path}"
+            found.setdefault(name, found[path])
+    # Words that are names too, such as `texts`, are links only with their module.
+    found = {
+        name: url for name, url in found.items() if not name.islower() or re.search("[._]", name)
+    }
+    for error in errors():
+        found[error.name] = f"{SITE}reference/errors/#{error.name.lower()}"
+    return found
+
+
+def errors() -> list[Any]:
+    """Return the classes of `abut.errors`, in their order."""
+    members = package_at("abut.errors").members.values()
+    return [one for one in members if not one.is_alias and one.is_class]
+
+
+# ---- Pages
+
+
+def _first_page() -> str:
+    lines = [
+        "# API",
+        "",
+        "These are the public names of abut. `import abut` has the names of the first table; "
+        "other modules are imported by their names.",
+        "",
+        "| `abut.` | |",
+        "|---|---|",
+    ]
+    for page, names in ABUT.items():
+        for name in names.split():
+            about = _first_sentence(package_at(f"abut.{name}").docstring.value)
+            lines.append(f"| [`{name}`]({page}.md#abut.{name}) | {linked(about)} |")
+    lines += ["", f"Its errors are on [a page of their own]({SITE}reference/errors/)."]
+    lines += ["", "| module | |", "|---|---|"]
+    for page, (_, modules) in PAGES.items():
+        for module in modules:
+            about = _first_sentence(package_at(module).docstring.value)
+            lines.append(f"| [`{module}`]({page}.md#{module}) | {linked(about)} |")
+    return text_of(lines)
+
+
+def _page(page: str) -> str:
+    title, modules = PAGES[page]
+    is_module = title == modules[0]
+    heading = f"# `{title}` {{ #{title} }}" if is_module else f"# {title}"
+    lines = [heading, ""]
+    if is_module:
+        lines += prose(package_at(title).docstring)
+    else:
+        *names, last = [f"`{name}`" for name in ABUT[page].split()]
+        lines += [f"Import {', '.join(names)} and {last} from `abut`.", ""]
+        for name in ABUT[page].split():
+            lines += _described(f"abut.{name}", package_at(f"abut.{name}"))
+    for module in modules:
+        if not is_module:
+            lines += [
+                f"## Module `{module}` {{ #{module} }}",
+                "",
+                *prose(package_at(module).docstring),
+            ]
+        for name in names_of(module):
+            path = f"{module}.{name}"
+            lines += _described(path, package_at(MADE.get(path, path)))
+    return text_of(lines)
+
+
+def _described(path: str, it: Any) -> list[str]:
+    """Return the section of a public name."""
+    name = path.rpartition(".")[2]
+    lines = [f"## `{name}` {{ #{path} }}", ""]
+    if path in MADE:
+        return [*lines, *prose(it.docstring), ""]
+    lines += [*_code(_header(it, name)), "", *_aliases(it), *prose(it.docstring), ""]
+    if it.is_class:
+        lines += _members(path, it)
+    return lines
+
+
+def _members(path: str, cls: Any) -> list[str]:
+    """Return the public members of a class: a table of attributes, then its methods."""
+    public = [one for name, one in cls.members.items() if not name.startswith("_")]
+    top = []
+    if path in SETTINGS:
+        address = f"{SITE}reference/settings/#{path}"
+        top = [f"[Settings]({address}) lists its fields, their defaults and their meaning.", ""]
+        public = [one for one in public if one.is_function or "property" in one.labels]
+    methods = [one for one in public if one.is_function]
+    inside = [(one.lineno, one.endlineno) for one in cls.members.values() if one.is_function]
+    lines = []
+    for one in public:
+        in_method = any(a <= one.lineno <= b for a, b in inside) and "property" not in one.labels
+        if one.is_attribute and (one.annotation or not in_method):
+            kind = one.value if _is_enum(cls) else one.annotation
+            kind = "" if kind is None else f"`{kind}`".replace("|", "\\|").replace("'", '"')
+            about = " ".join(_first_text(one.docstring).split())
+            anchor = f'<a id="{path}.{one.name}"></a>'
+            lines.append(f"| {anchor}`{one.name}` | {kind} | {about} |")
+    if lines:
+        what = "value" if _is_enum(cls) else "type"
+        lines = [f"| attribute | {what} | |", "|---|---|---|", *lines, ""]
+    lines = top + lines
+    for one in methods:
+        lines += [f"### `{one.name}` {{ #{path}.{one.name} }}", ""]
+        lines += [*_code(_header(one, one.name)), "", *_aliases(one)]
+        lines += [*prose(one.docstring), ""]
+    return lines
+
+
+def _is_enum(cls: Any) -> bool:
+    return any("Enum" in str(base) for base in cls.bases)
+
+
+# ---- Signatures
+
+
+def _code(text: str) -> list[str]:
+    return ["```python", *text.replace("'", '"').splitlines(), "```"]
+
+
+def _header(it: Any, name: str) -> str:
+    """Return the first lines of a definition, one parameter a line where they are many."""
+    if it.is_attribute:
+        return f"{name}: {it.annotation}" if it.annotation else f"{name} = {it.value}"
+    prefix = "class " if it.is_class else "def "
+    function = _signature_of(it)
+    if function is None:
+        bases = [str(base) for base in it.bases if not str(base).startswith("_")]
+        return f"class {name}({', '.join(bases)})" if bases else f"class {name}"
+    if "async" in function.labels:
+        prefix = "async def "
+    given = [p for p in function.parameters if p.name not in ("self", "cls")]
+    parameters = _parameters(given)
+    returns = "" if it.is_class or not function.returns else f" -> {_shown(function.returns)}"
+    line = f"{prefix}{name}({', '.join(parameters)}){returns}"
+    if len(line) <= 88:
+        return line
+    inside = "".join(f"    {parameter},\n" for parameter in parameters)
+    return f"{prefix}{name}(\n{inside}){returns}"
+
+
+def _signature_of(it: Any) -> Any:
+    """Return the function whose parameters a header shows: of a class, its constructor."""
+    if not it.is_class:
+        return it if it.is_function else None
+    function = it.members.get("__init__") or it.members.get("__new__")
+    if function is None or _is_protocol(it) or _is_enum(it):
+        return None
+    if "dataclass" in it.labels and len(function.parameters) > 10:
+        return None  # the table of its attributes says the same
+    return function
+
+
+def _shown(annotation: Any) -> str:
+    """Return an annotation, in which a private alias is replaced by what it means."""
+    text = str(annotation)
+    for name in _names_in(annotation):
+        if str(name).startswith("_") and (meaning := _meaning(name)):
+            text = re.sub(rf"\b{name}\b", lambda _, meaning=meaning: meaning, text)
+    return text
+
+
+def _is_protocol(cls: Any) -> bool:
+    return any(str(base).startswith("Protocol") for base in cls.bases)
+
+
+def _parameters(given: list[Any]) -> list[str]:
+    found: list[str] = []
+    kinds = griffe.ParameterKind
+    for k, parameter in enumerate(given):
+        before = given[k - 1].kind if k else None
+        if before is kinds.positional_only and parameter.kind is not kinds.positional_only:
+            found.append("/")
+        if parameter.kind is kinds.keyword_only and before not in (
+            kinds.keyword_only,
+            kinds.var_positional,
+        ):
+            found.append("*")
+        stars = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(parameter.kind, "")
+        text = stars + parameter.name
+        if parameter.annotation is not None:
+            text += f": {_shown(parameter.annotation)}"
+        if parameter.default is not None and not stars:
+            default = str(parameter.default)
+            if default.startswith("_help("):  # a field and its help text
+                default = str(parameter.default.arguments[0])
+            default = default if len(default) < 60 and "(" not in default else "..."
+            text += f" = {default}" if parameter.annotation is not None else f"={default}"
+        found.append(text)
+    if given and given[-1].kind is kinds.positional_only:
+        found.append("/")
+    return found
+
+
+def _aliases(it: Any) -> list[str]:
+    """Return the meaning of each type alias of the package in a signature, one a line."""
+    function = _signature_of(it)
+    if function is None:
+        return []
+    found: dict[str, str] = {}
+    annotations = [parameter.annotation for parameter in function.parameters]
+    for expression in [*annotations, function.returns]:
+        for name in _names_in(expression):
+            if not str(name).startswith("_") and (meaning := _meaning(name)):
+                found[str(name)] = meaning
+    return [f"- `{name}` is `{meaning}`" for name, meaning in found.items()] + [""] * bool(found)
+
+
+def _names_in(expression: Any) -> Iterator[Any]:
+    if isinstance(expression, griffe.ExprName):
+        yield expression
+    elif isinstance(expression, griffe.Expr):
+        for part in expression.iterate(flat=True):
+            if isinstance(part, griffe.ExprName):
+                yield part
+
+
+def _meaning(name: Any) -> str | None:
+    """Return the value of a type alias of the package, or None for any other name."""
+    try:
+        target = (
+            package_at(name.canonical_path) if name.canonical_path.startswith("abut.") else None
+        )
+    except KeyError:
+        return None
+    if target is None or not target.is_attribute or target.value is None:
+        return None
+    value = " ".join(str(target.value).split())
+    if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
+        value = value[1:-1]  # an annotation that is a string
+    return value.replace("'", '"') if len(value) < 200 else None
+
+
+# ---- Docstrings
+
+
+def prose(docstring: Any) -> list[str]:
+    """Return a docstring as Markdown."""
+    if docstring is None:
+        return []
+    lines: list[str] = []
+    for section in docstring.parse("google", warnings=False):
+        if section.kind is griffe.DocstringSectionKind.text:
+            lines += [*linked(section.value).splitlines(), ""]
+            continue
+        if section.kind is griffe.DocstringSectionKind.admonition:
+            lines += [f"**{section.title}** {linked(section.value.description)}", ""]
+            continue
+        if section.kind is griffe.DocstringSectionKind.examples:
+            for _, text in section.value:
+                lines += [*text.splitlines(), ""]
+            continue
+        lines += [f"**{_TITLES.get(section.kind, section.kind.value.capitalize())}**", ""]
+        for item in section.value:
+            label = item.annotation if section.kind in _BY_TYPE else item.name
+            about = linked(" ".join(item.description.split()))
+            if section.kind in _BY_TYPE:
+                label = linked(f"`{label}`") if label else ""
+            elif label:
+                label = f"`{label}`"
+            lines.append(f"- {label}: {about}" if label else f"- {about}")
+        lines.append("")
+    return lines
+
+
+def _first_text(docstring: Any) -> str:
+    """Return what a docstring says before its sections, or nothing."""
+    if docstring is None:
+        return ""
+    sections = docstring.parse("google", warnings=False)
+    texts = [one.value for one in sections if one.kind is griffe.DocstringSectionKind.text]
+    return linked(texts[0]) if texts else ""
+
+
+_TITLES = {
+    griffe.DocstringSectionKind.parameters: "Parameters",
+    griffe.DocstringSectionKind.other_parameters: "Other parameters",
+    griffe.DocstringSectionKind.returns: "Returns",
+    griffe.DocstringSectionKind.yields: "Yields",
+    griffe.DocstringSectionKind.raises: "Raises",
+    griffe.DocstringSectionKind.attributes: "Attributes",
+}
+_BY_TYPE = {
+    griffe.DocstringSectionKind.raises,
+    griffe.DocstringSectionKind.returns,
+    griffe.DocstringSectionKind.yields,
+    griffe.DocstringSectionKind.warns,
+}
+
+
+def linked(text: str) -> str:
+    """Return a text with links: from public names in backticks, and from pages that it names."""
+
+    def link(match: re.Match[str]) -> str:
+        place = places().get(match[1])
+        return f"[{match[0]}]({place})" if place else match[0]
+
+    text = re.sub(r"(?<!\[)`([\w.]+)`(?!\])", link, text)
+    return re.sub(r"\bdocs/([\w/-]+)\.md\b", rf"[\g<0>]({SITE}\1/)", text)
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    sentence = re.match(r".*?[.](?=\s|$)", paragraph)
+    return sentence[0] if sentence else paragraph
+
+
+def text_of(lines: Iterable[str]) -> str:
+    """Return the lines as the text of a page."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
