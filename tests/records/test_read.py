@@ -69,4 +69,4 @@ def test_a_folder_without_records_is_an_error_unless_they_may_come_later(tmp_pat
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "hi"}) + "\n")
     with pytest.raises(ValueError, match="the folder has no records\nhint: "):
         list(find_sources([tmp_path]))
-    assert list(find_sources([tmp_path], may_be_none=True)) == []
+    assert list(find_sources([tmp_path], known=())) == []

@@ -2,7 +2,11 @@
 
 import argparse
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -18,3 +22,18 @@ def positive(text: str) -> int:
 def forget_stdout() -> None:
     """Drop what stdout has buffered: its reader is gone, and Python's exit would fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C or SIGTERM sets; after the block they end the process again."""
+    stops = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stops.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stops
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

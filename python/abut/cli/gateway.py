@@ -1,15 +1,12 @@
 """`abut gateway`: an OpenAI-compatible endpoint that records what agents do, without a trainer."""
 
 import argparse
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from abut.cli.command import Commands, positive
+from abut.cli.command import Commands, asked_to_stop, positive
 
 if TYPE_CHECKING:
     from abut.gateway.server.gateway import Gateway
@@ -134,27 +131,12 @@ def run(args: argparse.Namespace) -> int:
     with gateway:
         serving = gateway.registry.standalone
         assert serving is not None
-        with _asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
+        with asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
             _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
             _show_status(serving, stops, said)
         said.write("abut gateway: stops; what is live is recorded\n")
     said.write(f"abut gateway: {_status(serving)}\n")
     return 0
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets; after the block they end the process again."""
-    stops = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stops.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stops
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say_where(gateway: "Gateway", said: TextIO, *, shows_key: bool) -> None:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from abut.cli.command import Commands
+from abut.cli.command import Commands, asked_to_stop
 from abut.errors import AbutError, printable
 
 
@@ -23,7 +24,8 @@ def _add_view(commands: Commands) -> None:
         "view",
         help="make a page of recorded rollouts, token by token, and open it",
         description="Make one HTML file that shows each token of recorded rollouts with its mask, "
-        "logprob and seam. It needs no server and no network.",
+        "logprob and seam. It needs no server and no network. With --watch, serve the page to this "
+        "machine instead, and refresh it while training writes.",
     )
     _add_records(parser)
     _add_without(parser)
@@ -37,7 +39,15 @@ def _add_view(commands: Commands) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="default: beside the records"
     )
-    parser.add_argument("--no-open", action="store_true", help="only write it")
+    parser.add_argument("--no-open", action="store_true", help="do not open it in a browser")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write no file: serve the page on 127.0.0.1 until Ctrl-C, and show new rollouts",
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="the port of --watch; default: a free one"
+    )
     parser.set_defaults(run=view)
 
 
@@ -80,7 +90,8 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="PATH",
-        help="a JSONL file of rollouts, a folder of Parquet files, or several",
+        help="a JSONL file of rollouts, a folder of Parquet files, a folder of several runs, or "
+        "several of these",
     )
     parser.add_argument(
         "--where",
@@ -105,15 +116,20 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def view(args: argparse.Namespace) -> int:
-    """Write the page and open it; returns the exit status."""
-    from abut.records.viewer.page import view
+    """Write the page, or serve it, and open it; returns the exit status."""
+    if args.watch:
+        return _watch(args)
+    if args.port is not None:
+        raise ValueError("--port is of --watch: without it, the page is a file")
+    from abut.records.viewer.page import make_page
 
-    page = view(
+    page = make_page(
         args.paths,
         where=args.where,
         without=args.without,
         tokenizer=args.tokenizer,
         images=args.images,
+        on_large=_say_size if args.output else _refuse_size,
     )
     path = page.save(args.output or page_path(args.paths[0]))
     megabytes = path.stat().st_size / 1e6
@@ -126,6 +142,63 @@ def view(args: argparse.Namespace) -> int:
     return 0
 
 
+def _say_size(size: float) -> None:
+    sys.stderr.write(f"abut view: the page will have {_megabytes(size)}\n")
+
+
+def _refuse_size(size: float) -> None:
+    # Nobody who only wants a look expects minutes of writing, and then a page that hardly opens.
+    raise ValueError(
+        f"the page would have {_megabytes(size)}, and browsers are slow above 50 MB\n"
+        "hint: --where 'step>90' shows fewer rollouts; --watch serves the page and writes no file; "
+        "-o FILE.html writes it anyway"
+    )
+
+
+def _megabytes(size: float) -> str:
+    return f"about {size / 1e6:,.0f} MB"
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from abut.records.filter import parse_filter
+    from abut.records.viewer.catalog import Catalog
+    from abut.records.viewer.page import check_left_out, name_of
+    from abut.records.viewer.watch import Watch
+
+    if args.output is not None:
+        raise ValueError("--output is a file, and --watch writes none\nhint: leave one of them out")
+    parse_filter(args.where)
+    check_left_out(args.without)
+
+    def say(text: str) -> None:
+        sys.stderr.write(printable(f"abut view: {text}\n"))
+        sys.stderr.flush()
+
+    catalog = Catalog(
+        args.paths, without=args.without, tokenizer=args.tokenizer, images=args.images
+    )
+    with asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
+        watch = Watch(
+            catalog,
+            name_of(args.paths),
+            port=args.port or 0,
+            where=args.where,
+            without=args.without,
+            on_trouble=lambda text: say(f"not read: {text}"),
+        )
+        try:
+            sys.stdout.write(f"{watch.url}\n")
+            sys.stdout.flush()
+            say("serves the page to this machine; Ctrl-C ends it")
+            if not args.no_open and not _opened(watch.url):
+                port = urlsplit(watch.url).port
+                say(f"no browser here: from another machine, ssh -L {port}:127.0.0.1:{port} HOST")
+            stops.wait()
+        finally:
+            watch.close()
+    return 0
+
+
 def page_path(records: Path) -> Path:
     """Return the path of the page of records: beside them."""
     return records.with_name(f"{records.name.removesuffix('.jsonl')}.html")
@@ -133,10 +206,14 @@ def page_path(records: Path) -> Path:
 
 def open_page(path: Path) -> None:
     """Open the page in a browser, if there is one."""
+    if not _opened(path.resolve().as_uri()):
+        sys.stderr.write("abut view: no browser here: open the file where there is one\n")
+
+
+def _opened(address: str) -> bool:
     import webbrowser
 
-    if not _has_screen() or not webbrowser.open(path.resolve().as_uri()):
-        sys.stderr.write("abut view: no browser here: open the file where there is one\n")
+    return _has_screen() and webbrowser.open(address)
 
 
 def _has_screen() -> bool:

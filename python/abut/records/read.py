@@ -3,7 +3,7 @@
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -77,12 +77,14 @@ class RecordReader:
                 yield from_record(record) | scores.get(record["rollout_id"], {})
 
 
-def find_sources(paths: Sequence[Path_], *, may_be_none: bool = False) -> Iterator[Source]:
+def find_sources(
+    paths: Sequence[Path_], *, known: Container[Path] | None = None
+) -> Iterator[Source]:
     """Yield what holds the records of these paths; scores among the paths are skipped.
 
     Args:
         paths: files and folders.
-        may_be_none: accept a folder in which there are no records yet.
+        known: found before, so not opened again; what does not exist may then come later.
 
     Raises:
         ValueError: a folder holds no records.
@@ -90,19 +92,20 @@ def find_sources(paths: Sequence[Path_], *, may_be_none: bool = False) -> Iterat
     several = list(map(Path, paths))
     beside = {scores_path(one) for one in several}
     for one in several:
-        if one in beside:  # `runs/*` names records and their scores
+        # `runs/*` names records and their scores.
+        if one in beside or (known is not None and not one.exists()):
             continue
         if not one.is_dir() or any(one.glob("*.parquet")):
             yield Source(one, one.name.removesuffix(".jsonl"))
             continue
-        found = sorted(_sources_below(one))
-        if not found and not may_be_none:
+        found = sorted(_sources_below(one, known or ()))
+        if not found and known is None:
             raise ValueError(f"{one}: the folder has no records\n{_HINT}")
         for path in found:
             yield Source(path, path.relative_to(one).as_posix().removesuffix(".jsonl"))
 
 
-def _sources_below(folder: Path) -> Iterator[Path]:
+def _sources_below(folder: Path, known: Container[Path]) -> Iterator[Path]:
     """Yield the records below a folder; other files of these types are left out.
 
     Links to folders are not followed: a link such as `latest` would show its run twice.
@@ -112,9 +115,11 @@ def _sources_below(folder: Path) -> Iterator[Path]:
             path = Path(entry.path)
             if entry.name.startswith(".") or entry.name.endswith((".scores", ".scores.jsonl")):
                 continue
-            if entry.is_dir(follow_symlinks=False):
+            if path in known:
+                yield path
+            elif entry.is_dir(follow_symlinks=False):
                 if (file := next(path.glob("*.parquet"), None)) is None:
-                    yield from _sources_below(path)
+                    yield from _sources_below(path, known)
                 elif "env_mask" in _columns(file):
                     yield path
             elif path.suffix == ".jsonl" and _begins_with_record(path):
@@ -184,7 +189,7 @@ def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], float]]:
 
 def parquet_rows(
     file: Path, *, columns: Sequence[str] | None = None
-) -> tuple[int, Iterator[Mapping[str, Any]]]:
+) -> tuple[int, Generator[Mapping[str, Any]]]:
     """Return how many rows a file has, and the rows; only these columns of them.
 
     Raises:
@@ -201,7 +206,7 @@ def parquet_rows(
     if columns is not None:
         columns = [name for name in columns if name in names]
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Generator[Mapping[str, Any]]:
         with parquet:
             for batch in parquet.iter_batches(batch_size=64, columns=columns):
                 for row in batch.to_pylist():

@@ -10,6 +10,7 @@ import hashlib
 import html
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -26,26 +27,21 @@ from abut.records.viewer.packed import Chunk, Pieces, add_row, block, row_of_lis
 from abut.records.viewer.pictures import Pictures
 
 ASSETS = Path(__file__).parent / "assets"
-STYLES = ("page.css", "tokens.css", "chat.css")
+STYLES = ("page.css", "left.css", "tokens.css", "chat.css")
 SCRIPTS = (
-    *("dom.js", "records.js", "text.js", "filter.js", "list.js", "tokens.js", "pictures.js"),
-    *(
-        "seams.js",
-        "facts.js",
-        "chat.js",
-        "branches.js",
-        "find.js",
-        "rollout.js",
-        "compare.js",
-        "curves.js",
-        "copied_test.js",
-    ),
-    *("keys.js", "page.js"),
+    *("dom.js", "records.js", "text.js", "filter.js", "runs.js", "facets.js", "list.js"),
+    *("tokens.js", "pictures.js", "seams.js", "facts.js", "chat.js", "branches.js", "find.js"),
+    *("rollout.js", "compare.js", "curves.js", "copied_test.js", "keys.js", "page.js"),
 )
 """In load order."""
 
+WATCHED_SCRIPTS = (*SCRIPTS[:-1], "watch.js", SCRIPTS[-1])
+"""Of a page that `abut view --watch` serves; no other page can make a request."""
+
 LARGE_BYTES = 50_000_000
 """Browsers take seconds to open a larger page."""
+
+_CONNECT = "connect-src 'self'; "
 
 _GENERATOR = '<meta name="generator" content="abut view">'
 _NEEDED = {"rollout_id", "prompt_ids", "completion_ids", "env_mask", "schema_version"}
@@ -146,8 +142,7 @@ def make_page(
             will have, in bytes, as the part that was read predicts it. It may raise.
     """
     left_out = [*without]
-    if needed := sorted(_NEEDED & {*left_out}):
-        raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
+    check_left_out(left_out)
     read, name = _read(records)
     wanted = filter(parse_filter(where), read)
     pictures = Pictures(None if images is None else Path(images))
@@ -155,6 +150,12 @@ def make_page(
     growth = _Growth(read if isinstance(read, RecordReader) else None, on_large)
     sources = read.sources if isinstance(read, RecordReader) else [Source(Path(), name)]
     return _page(shown, name, where, left_out, tokenizer, pictures, sources, growth)
+
+
+def check_left_out(without: Iterable[str]) -> None:
+    """Raise a ValueError for a field without which there is no page."""
+    if needed := sorted(_NEEDED & {*without}):
+        raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
 
 
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
@@ -175,6 +176,12 @@ def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
 def name_of(paths: Sequence[Path_]) -> str:
     """Return the title of a page of these records."""
     return ", ".join(Path(path).name for path in paths)
+
+
+def source_names(sources: Sequence[Source]) -> list[str]:
+    """Return a name for each source, which is its path where several have the same one."""
+    names = Counter(source.name for source in sources)
+    return [s.name if names[s.name] == 1 else s.path.as_posix() for s in sources]
 
 
 class _Growth:
@@ -241,7 +248,7 @@ def _page(
         "chunks": len(chunks),
         "tokenizers": len(tables),
         "pictures": [hashes for hashes, _ in thumbnails],
-        "sources": [source.name for source in sources],
+        "sources": source_names(sources),
         "rollouts": rows,
     }
     blocks = {"head": _text(block(head))}
@@ -251,7 +258,7 @@ def _page(
     blocks |= {f"pictures-{number}": _text(packed) for number, (_, packed) in enumerate(thumbnails)}
     troubles = [f"without its tokenizer: {p.trouble}" for p in tables.values() if p.trouble]
     troubles += pictures.troubles()
-    return Page(_markup(name, blocks), len(rows.get("rollout_id", ())), troubles)
+    return Page(markup(name, blocks), len(rows.get("rollout_id", ())), troubles)
 
 
 def pieces_of(source: str | None, asked: str | None) -> Pieces:
@@ -272,24 +279,28 @@ def pieces_of(source: str | None, asked: str | None) -> Pieces:
         return Pieces(source, None, str(error))
 
 
-def _markup(name: str, blocks: Mapping[str, str]) -> str:
-    styles = [_asset(file) for file in STYLES]
-    scripts = [f"{_asset(file)}//# sourceURL=abut/{file}\n" for file in SCRIPTS]
-    policy = (
-        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
-        "img-src data:; "
+def policy_of(*, watched: bool = False) -> str:
+    """Return what a page may do; one that is watched may also ask its own server."""
+    return (
+        f"default-src 'none'; script-src {_hashes(_scripts(watched))}; "
+        f"style-src {_hashes(map(_asset, STYLES))}; img-src data:; {_CONNECT * watched}"
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def markup(name: str, blocks: Mapping[str, str], *, watched: bool = False) -> str:
+    """Return the file of a page."""
+    policy = policy_of(watched=watched)
     filled = {
         "<!-- policy -->": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         "<!-- generator -->": _GENERATOR,
         "<!-- title -->": f"<title>{html.escape(name)} · abut view</title>",
-        "<!-- styles -->": "\n".join(f"<style>{style}</style>" for style in styles),
+        "<!-- styles -->": "\n".join(f"<style>{style}</style>" for style in map(_asset, STYLES)),
         "<!-- data -->": "\n".join(
             f'<script type="application/octet-stream" id="{id_}">{data}</script>'
             for id_, data in blocks.items()
         ),
-        "<!-- scripts -->": "\n".join(f"<script>{script}</script>" for script in scripts),
+        "<!-- scripts -->": "\n".join(f"<script>{script}</script>" for script in _scripts(watched)),
     }
     text = _asset("page.html")
     for mark, put in filled.items():
@@ -297,6 +308,11 @@ def _markup(name: str, blocks: Mapping[str, str]) -> str:
         assert found, mark
         text = before + put + behind
     return text
+
+
+def _scripts(watched: bool) -> list[str]:
+    files = WATCHED_SCRIPTS if watched else SCRIPTS
+    return [f"{_asset(file)}//# sourceURL=abut/{file}\n" for file in files]
 
 
 def _text(packed: bytes) -> str:

@@ -60,6 +60,10 @@ class Pictures:
         if texts:
             yield [*texts], block(texts)
 
+    def together(self) -> bytes:
+        """Return all thumbnails as one block."""
+        return block(self._texts)
+
     def troubles(self) -> Iterator[str]:
         """Yield why pictures are not in the page, a line for each reason."""
         if self.missing:

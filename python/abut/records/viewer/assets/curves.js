@@ -11,11 +11,17 @@ const CURVES = [
 
 /** A curve for each reward function, where the total is not all there is to see. */
 function curvesOf(rows) {
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row.rewards)))];
+  const names = rewardNames(rows);
   if (names.length === 1 && names[0] === "env_reward") return CURVES;
   const of = (name) => (row) => row.rewards[name] ?? null;
   const rewards = names.map((name) => ({ title: name, of: (rows) => mean(rows.map(of(name))), band: of(name) }));
   return [CURVES[0], ...rewards, ...CURVES.slice(1)];
+}
+
+function rewardNames(rows) {
+  const names = new Set();
+  for (const row of rows) for (const name of Object.keys(row.rewards)) names.add(name);
+  return [...names];
 }
 
 const CHART = { width: 350, height: 160, left: 44, right: 8, top: 12, bottom: 24 };

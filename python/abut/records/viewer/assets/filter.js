@@ -8,9 +8,10 @@ const NUMBERS = new Set([
   "branches",
 ]);
 const TEXTS = new Set([
-  "error", "mode", "stop_reason", "rollout_id", "run_id", "seed", "traceback", "text",
+  "error", "failure", "mode", "stop_reason", "rollout_id", "run_id", "seed", "traceback", "text",
 ]);
 const IN_CHUNKS = new Set(["traceback", "text"]); // and columns
+const WORDS = /[^\s"]*[<>=!:]"(?:[^"]|"")*"(?!\S)|\S+/g;
 const FILTER_WORD = /^([a-z_]+(?:\.[^<>=!:]+)?)(<=|>=|!=|<|>|=|:)([^]*)$/;
 const PLAIN_NUMBER =
   /^[+-]?(?:(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?|inf|infinity|nan)$/i;
@@ -20,36 +21,44 @@ const COMPARE = {
   "=": (a, b) => a === b, "!=": (a, b) => a !== b, ":": (a, b) => a === b,
 };
 
-const wordsOf = (text) => text.split(/\s+/).filter(Boolean);
+const wordsOf = (text) => text.match(WORDS) ?? [];
 
-/** `{test, inChunks}`: whether a row passes, and whether that takes what only chunks hold. */
-function parseFilter(text) {
-  const tests = wordsOf(text).map(parseWord);
-  return {
-    test: (row) => tests.every(({ test }) => test(row)),
-    inChunks: tests.some(({ inChunks }) => inChunks),
-  };
-}
+/** A value as a filter has it, in quotes if it would be taken for something else. */
+const inQuotes = (value) => (/\s|^"|^none$|^$/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+
+/** The words of a filter, each with its `test` of a row, and `inChunks` if only chunks hold what it takes. */
+const parseFilter = (text) => wordsOf(text).map(parseWord);
+
+const passes = (words) => (row) => words.every(({ test }) => test(row));
 
 function parseWord(word) {
   const match = FILTER_WORD.exec(word);
   if (!match) throw new Error(`“${word}” is no condition: write NAME, one of : = != < <= > >=, and a value`);
-  const [, name, sign, wanted] = match;
-  let { of, isNumber, inChunks } = getter(name, word);
-  if (wanted === "none") {
+  const [, name, sign, value] = match;
+  const { of, isNumber, inChunks } = getter(name, word);
+  const isQuoted = value.length > 1 && value.startsWith('"') && value.endsWith('"');
+  const wanted = isQuoted ? value.slice(1, -1).replaceAll('""', '"') : value;
+  // A quoted value of a column is a text.
+  const test = testOf(word, of, isQuoted ? isNumber ?? false : isNumber, wanted, isQuoted);
+  return { word, name, sign, wanted, inChunks, test };
+}
+
+function testOf(word, of, isNumber, wanted, isQuoted) {
+  const [, name, sign] = FILTER_WORD.exec(word);
+  if (wanted === "none" && !isQuoted) {
     if (!["=", ":", "!="].includes(sign)) throw new Error(`“${word}” compares with none`);
-    return { inChunks, test: (row) => isNone(of(row)) === (sign !== "!=") };
+    return (row) => isNone(of(row)) === (sign !== "!=");
   }
   isNumber ??= parseNumber(wanted) !== null;
-  if (!isNumber) return { inChunks, test: textTest(of, sign, wanted, word) };
+  if (!isNumber) return textTest(of, sign, wanted, word);
   const number = parseNumber(wanted);
   if (number === null) throw new Error(`“${word}”: ${name} is a number, and “${wanted}” is none`);
-  const test = (row) => {
-    let value = of(row);
-    if (typeof value === "boolean") value = Number(value);
-    return typeof value === "number" ? COMPARE[sign](value, number) : sign === "!=";
+  const compare = COMPARE[sign];
+  return (row) => {
+    let known = of(row);
+    if (typeof known === "boolean") known = Number(known);
+    return typeof known === "number" ? compare(known, number) : sign === "!=";
   };
-  return { inChunks, test };
 }
 
 function textTest(of, sign, wanted, word) {
@@ -98,16 +107,3 @@ function asText(value) {
 
 // As Python's casefold(): by way of capitals, "ß" is "ss", and both small sigmas are one.
 const casefold = (text) => text.toUpperCase().toLowerCase().replaceAll("ς", "σ");
-
-/** Inflate every chunk once, and keep of it what filters look at. */
-async function readLater(records) {
-  if (records.laterRead) return;
-  await records.each((rollout) => {
-    rollout.row.later = {
-      columns: rollout.columns,
-      traceback: rollout.traceback,
-      text: rollout.messages.map((message) => messageText(rollout, message)).join("\n"),
-    };
-  });
-  records.laterRead = true;
-}

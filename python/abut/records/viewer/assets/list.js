@@ -141,6 +141,23 @@ class RolloutList {
     this.layOut();
   }
 
+  /** Show other rows such that what is in sight stays in sight; at the top, what is new comes in. */
+  refresh(rows) {
+    const top = this.element.scrollTop;
+    const [seen, active] = [this.items[Math.floor(top / ROW_HEIGHT)], this.items[this.active]];
+    this.show(rows);
+    this.active = Math.max(0, this.indexOf(active));
+    const at = top ? this.indexOf(seen) : -1;
+    if (at >= 0) this.element.scrollTop = at * ROW_HEIGHT + top % ROW_HEIGHT;
+    this.draw();
+  }
+
+  /** Where an item of another list stands in this one. */
+  indexOf(item) {
+    return this.items.findIndex(({ row, group }) => (row ? row.rollout_id === item?.row?.rollout_id
+      : item && !item.row && group.key === item.group.key));
+  }
+
   /** Mark a rollout as the one that is shown, its group opened, and bring it into sight. */
   mark(row) {
     this.chosen = row;
@@ -193,7 +210,7 @@ const briefly = (value, decimals = 3) => (isNone(value) ? "–"
     : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 }));
 
 const groupKey = (row) => (row.group === null ? `one ${row.index}`
-  : JSON.stringify([row.run_id, row.mode, row.step, row.group]));
+  : `${row.part} ${row.mode} ${row.step} ${row.group}`);
 
 function groupsOf(rows) {
   const groups = new Map();

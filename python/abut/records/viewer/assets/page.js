@@ -4,7 +4,7 @@
 class App {
   constructor(records) {
     this.records = records;
-    this.state = { row: null, branch: 0, token: null, mode: 1, view: "tokens", other: null, where: "" };
+    this.state = { row: null, branch: 0, token: null, mode: 1, view: "tokens", other: null, where: "", run: null };
     this.options = { spaces: false, ids: false };
     this.reads = "tokens"; // or "chat": what somebody chose last
     this.shownRows = records.rows;
@@ -13,6 +13,8 @@ class App {
     this.rollout = new RolloutView(byId("view-tokens"), this.hooks());
     this.compare = new CompareView(byId("view-compare"), this.hooks());
     this.curves = new CurvesView(byId("view-curves"), (step, mode) => this.openStep(step, mode));
+    this.facets = new Facets((words) => this.filter(words));
+    this.runs = new RunPicker((key) => this.pickRun(key));
     this.describe();
     this.listen();
   }
@@ -33,8 +35,17 @@ class App {
     };
   }
 
+  /** The rollouts of the run that is picked. */
+  get rows() {
+    const { rows } = this.records;
+    const { run } = this.state;
+    return run === null ? rows : rows.filter((row) => row.run === run || row.part === run);
+  }
+
   describe() {
-    const { head, rows } = this.records;
+    const { head } = this.records;
+    const { rows } = this;
+    this.runs.show(this.records.runs, this.state.run);
     byId("page-name").textContent = head.name;
     const steps = new Set(rows.map((row) => row.step).filter((step) => step !== null)).size;
     const facts = [counted(rows.length, "rollout"), steps ? counted(steps, "step") : null,
@@ -66,9 +77,9 @@ class App {
     return row && !row.tokens ? "chat" : this.reads;
   }
 
-  async render(place) {
+  async render(place, { still = false } = {}) {
     const { state } = this;
-    document.body.dataset.screen = "main";
+    if (!still) document.body.dataset.screen = "main";
     for (const tab of document.querySelectorAll("[data-view]")) {
       tab.setAttribute("aria-pressed", String(state.view === tab.dataset.view));
     }
@@ -77,25 +88,32 @@ class App {
     this.hideCard();
     byId("loading").hidden = Boolean(state.row) || state.view === "curves";
     if (!state.row) byId("loading").textContent = "There are no rollouts.";
-    this.list.mark(state.row);
+    if (!still) this.list.mark(state.row);
     if (state.view === "curves") return this.curves.show(this.shownRows);
     if (!state.row) return null;
     const ticket = this.ticket = {};
-    const rollout = await this.records.rollout(state.row);
-    const other = state.view === "compare" ? await this.records.rollout(this.otherRow()) : null;
+    let rollout, other;
+    try {
+      rollout = await this.records.rollout(state.row);
+      other = state.view === "compare" ? await this.records.rollout(this.otherRow()) : null;
+    } catch (error) { // of a server that is gone
+      byId("loading").hidden = false;
+      byId("loading").textContent = `This rollout cannot be read: ${error.message}.`;
+      return null;
+    }
     if (ticket !== this.ticket) return null; // another one was opened meanwhile
     const how = { branch: Math.min(state.branch, rollout.branches.length), mode: state.mode, options: this.options, asChat: state.view === "chat" };
     if (other) this.compare.show(rollout, other, how);
     else this.rollout.show(rollout, how);
     if (other) {
-      byId("main").scrollTop = 0;
+      if (!still) byId("main").scrollTop = 0;
       return null;
     }
-    if (place === undefined) byId("main").scrollTop = 0;
+    if (place === undefined && !still) byId("main").scrollTop = 0;
     else if (place) this.rollout.goTo(place);
     if (state.token === null) return null;
-    if (state.view === "tokens") this.point(state.token, { scroll: place === undefined });
-    else if (place === undefined) this.rollout.goToTurn(turnOf(this.rollout.sections, state.token));
+    if (state.view === "tokens") this.point(state.token, { scroll: place === undefined && !still });
+    else if (place === undefined && !still) this.rollout.goToTurn(turnOf(this.rollout.sections, state.token));
     return null;
   }
 
@@ -220,11 +238,15 @@ class App {
 
   // ---- the filter
 
-  async filter(where, { keep = false } = {}) {
+  /**
+   * Show the rollouts that pass. With `keep`, another one is not opened where the one that is shown
+   * does not pass; with `still`, the list does not move.
+   */
+  async filter(where, { keep = false, still = false } = {}) {
     const trouble = byId("filter-error");
-    let parsed;
+    let words;
     try {
-      parsed = parseFilter(where);
+      words = parseFilter(where);
     } catch (error) {
       trouble.textContent = error.message;
       return;
@@ -232,14 +254,26 @@ class App {
     trouble.textContent = "";
     this.state.where = where;
     if (byId("filter").value.trim() !== where.trim()) byId("filter").value = where;
-    if (parsed.inChunks) await readLater(this.records);
-    if (where !== this.state.where) return;
-    this.shownRows = this.records.rows.filter(parsed.test);
-    this.list.show(this.shownRows);
+    const later = words.filter(({ inChunks }) => inChunks);
+    if (later.length) {
+      if (!still) byId("list-facts").textContent = "Searching…";
+      try {
+        await this.records.later(later);
+      } catch (error) { // of a server that is gone
+        trouble.textContent = error.message;
+        return;
+      }
+      if (where !== this.state.where) return;
+    }
+    const { rows } = this;
+    const fails = failsOf(rows, words);
+    this.shownRows = rows.filter((_, k) => fails[k] === 0);
+    if (still) this.list.refresh(this.shownRows);
+    else this.list.show(this.shownRows);
     const groups = this.list.groups.length;
     byId("list-facts").textContent = `${counted(this.shownRows.length, "rollout")}${this.list.byGroup && groups < this.shownRows.length ? ` in ${counted(groups, "group")}` : ""}`;
-    this.drawChips();
-    this.rollout.find.suggest(wordsOf(where).find((word) => word.startsWith("text:"))?.slice(5) ?? "");
+    this.rollout.find.suggest(words.find(({ name, sign }) => name === "text" && sign === ":")?.wanted ?? "");
+    this.facets.show(rows, words, fails);
     if (keep) return;
     if (this.state.view === "curves") this.curves.show(this.shownRows);
     const inSight = this.shownRows.includes(this.state.row);
@@ -248,24 +282,23 @@ class App {
     this.writeAddress();
   }
 
-  drawChips() {
-    const words = wordsOf(this.state.where);
-    const { rows } = this.records;
-    const values = (name) => [...new Set(rows.map((row) => row[name]))].filter((value) => value !== null);
-    const modes = values("mode");
-    const chips = [
-      ["failed", "error!=none"], ["drift", "inexact_seams>0"], ["branched", "branches>0"],
-      ...(modes.length > 1 ? modes.map((mode) => [mode, `mode=${mode}`]) : []),
-      ...values("stop_reason").filter((value) => !/\s/.test(value)).map((value) => [value, `stop_reason=${value}`]),
-    ];
-    const others = (word) => rows.filter(chipTest(words.filter((one) => one !== word)));
-    byId("chips").replaceChildren(...chips.map(([name, word]) => {
-      const on = words.includes(word);
-      const count = others(word).filter(parseFilter(word).test).length;
-      const next = on ? words.filter((one) => one !== word) : [...words, word];
-      return (count || on) && button([name, make("span", { class: "count" }, figure(count))],
-        { class: "chip", title: word, "aria-pressed": String(on), dataset: { word } }, () => this.filter(next.join(" ")));
-    }).filter(Boolean));
+  pickRun(key) {
+    this.state.run = key;
+    this.describe();
+    return this.filter(this.state.where);
+  }
+
+  /** Show rows that came or changed since, and leave everything else as it is. */
+  async refresh(changed) {
+    const { state } = this;
+    const row = this.records.byRolloutId.get(state.row?.rollout_id) ?? null;
+    state.row = row;
+    this.describe();
+    await this.filter(state.where, { keep: true, still: true });
+    this.list.chosen = row;
+    if (!row) await this.go({ row: this.list.neighbour(0) ?? null });
+    else if (state.view === "curves") this.curves.show(this.shownRows);
+    else if (changed.has(row)) await this.render(undefined, { still: true });
   }
 
   /** Bring the list into sight, where the screen is too narrow for both. */
@@ -276,9 +309,9 @@ class App {
   }
 
   openStep(step, mode) {
-    const several = new Set(this.records.rows.map((row) => row.mode)).size > 1;
+    const several = new Set(this.rows.map((row) => row.mode)).size > 1;
     const words = [`step:${step}`, ...(several && mode ? [`mode=${mode}`] : [])];
-    const rows = this.records.rows.filter(parseFilter(words.join(" ")).test);
+    const rows = this.rows.filter(passes(parseFilter(words.join(" "))));
     return this.openRollout(rows[0], { view: "tokens" }).then(() => this.filter(words.join(" ")));
   }
 
@@ -305,9 +338,9 @@ class App {
   // ---- the address
 
   writeAddress() {
-    const { row, branch, token, mode, view, other, where } = this.state;
+    const { row, branch, token, mode, view, other, where, run } = this.state;
     const parts = [["r", row?.rollout_id], ["b", branch || null], ["t", token], ["m", mode === 1 ? null : mode],
-      ["v", view === (!row || row.tokens ? "tokens" : "chat") ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null]];
+      ["v", view === (!row || row.tokens ? "tokens" : "chat") ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null], ["run", run]];
     const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
     this.address = `#${said}`;
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
@@ -324,7 +357,10 @@ class App {
   async readAddress() {
     const said = new URLSearchParams(location.hash.slice(1));
     const whole = (name) => (/^\d+$/.test(said.get(name) ?? "") ? Number(said.get(name)) : null);
-    const { byRolloutId } = this.records;
+    const { byRolloutId, runs } = this.records;
+    const run = said.get("run");
+    this.state.run = runs.some(({ key, parts }) => key === run || parts.some((part) => part.key === run)) ? run : null;
+    this.describe();
     await this.filter(said.get("w") ?? "", { keep: true });
     const row = byRolloutId.get(said.get("r")) ?? this.state.row ?? this.list.neighbour(0) ?? null;
     const mode = whole("m");
@@ -359,18 +395,24 @@ class App {
 
 const isOneRollout = (view) => view === "tokens" || view === "chat";
 
-/** The words that can be decided without chunks; a word that cannot lets everything pass. */
-function chipTest(words) {
-  const tests = words.map(parseWord).filter(({ inChunks }) => !inChunks);
-  return (row) => tests.every(({ test }) => test(row));
+/** For each row a bit for each word that it does not pass. */
+function failsOf(rows, words) {
+  const fails = new Int32Array(rows.length);
+  words.forEach(({ test }, k) => {
+    const bit = bitOf(k);
+    rows.forEach((row, i) => { if (!test(row)) fails[i] |= bit; });
+  });
+  return fails;
 }
 
 Records.open().then(async (records) => {
+  await records.begin?.();
   const app = new App(records);
   window.app = app; // for whoever looks at the page from the console
   await app.readAddress();
   app.readyAt = performance.now();
   window.ready = true;
+  records.follow?.(app);
 }).catch((error) => {
   byId("loading").textContent = `This page cannot be read: ${error.message}. It needs a browser of 2023 or later.`;
   throw error;

@@ -5,8 +5,9 @@ const UNKNOWN_SURPRISAL = 65535; // "or more": beyond what sixteen bits hold
 const MASK_BIT = 8;
 
 /** The JSON and the bytes of the block with this id. */
-async function unpack(id) {
-  const packed = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
+const unpack = (id) => inflate(Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0)));
+
+async function inflate(packed) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());
   const length = new DataView(raw.buffer).getUint32(0, true);
@@ -18,6 +19,7 @@ class Records {
   /** The list of all rollouts; their tokens are inflated once one is asked for. */
   static async open() {
     const { facts } = await unpack("head");
+    if (facts.watched) return new WatchedRecords(facts);
     const pieces = [];
     for (let k = 0; k < facts.tokenizers; k++) pieces.push(new Pieces(await unpack(`pieces-${k}`)));
     return new Records(facts, pieces);
@@ -26,18 +28,32 @@ class Records {
   constructor(head, pieces) {
     this.head = head;
     this.pieces = pieces;
-    const columns = head.rollouts;
-    this.rows = (columns.rollout_id ?? []).map((_, index) => {
-      const row = { index };
-      for (const name of Object.keys(columns)) row[name] = columns[name][index];
-      row.tokens = row.prompt_tokens + row.completion_tokens;
-      return row;
-    });
+    this.rows = [];
+    this.sources = head.sources;
+    this.byRolloutId = new Map();
+    this.addRows(head.rollouts);
+    this.changed();
     this.pictureBlocks = new Map((head.pictures ?? []).flatMap((hashes, k) => hashes.map((hash) => [hash, k])));
     this.pictures = new Map();
-    this.hasTeacher = this.rows.some((row) => row.teacher);
-    this.byRolloutId = new Map(this.rows.map((row) => [row.rollout_id, row]));
     this.chunks = new Map();
+  }
+
+  /** Add rows to the list, given as columns; call `changed` after the last of them. */
+  addRows(columns) {
+    const names = Object.keys(columns);
+    const count = columns.rollout_id?.length ?? 0;
+    for (let k = 0; k < count; k++) {
+      const row = { index: this.rows.length };
+      for (const name of names) row[name] = columns[name][k];
+      row.tokens = row.prompt_tokens + row.completion_tokens;
+      this.rows.push(row);
+      this.byRolloutId.set(row.rollout_id, row);
+    }
+  }
+
+  changed() {
+    this.runs = runsOf(this.rows, this.sources);
+    this.hasTeacher = this.rows.some((row) => row.teacher);
   }
 
   /** A rollout with its tokens and all else. */
@@ -56,7 +72,7 @@ class Records {
   }
 
   async chunk(number) {
-    if (!this.chunks.has(number)) this.chunks.set(number, readChunk(`chunk-${number}`));
+    if (!this.chunks.has(number)) this.chunks.set(number, unpack(`chunk-${number}`).then(readChunk));
     const chunk = this.chunks.get(number);
     // The last used last; a run of a thousand steps need not be in memory at once.
     this.chunks.delete(number);
@@ -65,14 +81,23 @@ class Records {
     return chunk;
   }
 
-  /** Every rollout in turn with what only chunks hold, for filters that look there. */
-  async each(visit) {
-    for (const row of this.rows) visit(await this.rollout(row));
+  /** Make words that look into chunks ready: each chunk is inflated once, for what filters look at. */
+  async later() {
+    if (this.laterRead) return;
+    for (const row of this.rows) {
+      const rollout = await this.rollout(row);
+      row.later = {
+        columns: rollout.columns,
+        traceback: rollout.traceback,
+        text: rollout.messages.map((message) => messageText(rollout, message)).join("\n"),
+      };
+    }
+    this.laterRead = true;
   }
 }
 
-async function readChunk(id) {
-  const { facts, bytes } = await unpack(id);
+/** The rollouts of a chunk, their columns spread out. */
+function readChunk({ facts, bytes }) {
   const sequences = facts.rollouts.flatMap((rollout) => [rollout, ...rollout.branches]);
   let count = 0, sampled = 0;
   for (const sequence of sequences) {
