@@ -19,7 +19,7 @@ _LIST_COLUMNS = sorted(
     - {"messages", "tools", "columns", "logprobs", "provenance", "streams", "versions"}
     - {"teacher_logprobs", "traceback", "attempt_tracebacks", "images", "control_spellings"}
 )
-"""What the list of a page needs; the rest of a Parquet file is not even decompressed."""
+"""The columns that the list of a page needs; others of a Parquet file are not decompressed."""
 
 _BEGINNING_BYTES = 512
 
@@ -39,7 +39,7 @@ class ReplacedError(Exception):
 
 
 class JsonlTail:
-    """The lines of a file that were not there at the last look."""
+    """A file, and how far it has been read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class JsonlTail:
 
 
 class ParquetTail:
-    """The files of a folder that were not there at the last look."""
+    """A folder, and which of its files have been read."""
 
     def __init__(self, folder: Path, columns: Sequence[str] | None) -> None:
         self._folder = folder

@@ -54,7 +54,7 @@ class _Tails:
 
 @dataclass
 class _Epoch:
-    """What was read since the last file was replaced."""
+    """The state of the catalog since a file was replaced the last time."""
 
     number: int
     tails: list[_Tails] = field(default_factory=list)
@@ -208,7 +208,7 @@ class Catalog:
     # ---- answering
 
     def changes(self, epoch: int, after: int, version: int, wait_s: float) -> list[bytes]:
-        """Return what a page does not know yet: a block of facts, and batches of the list.
+        """Return the news for a page: a block of facts, and batches of the list.
 
         Args:
             epoch: the one that the page knows, 0 for none; of another one it gets everything.
