@@ -166,3 +166,22 @@ def test_the_turns_of_${name}():
     if hasattr(env, "close"):
         env.close()
 `.split("\n").slice(0, -1);
+
+/** Show the test of a rollout, and put it into the clipboard. */
+async function copyTest(rollout) {
+  const test = copiedTest(rollout);
+  const text = byId("test-text");
+  text.value = test;
+  byId("test").showModal();
+  text.focus();
+  text.select();
+  let copied = false;
+  try {
+    await navigator.clipboard.writeText(test);
+    copied = true;
+  } catch { // a frame, or a browser that does not trust files: the old way, and else by hand
+    copied = document.execCommand("copy");
+  }
+  byId("test-said").textContent = `${copied ? "Copied." : "Press Ctrl+C to copy it."} `
+    + "Put your environment where it says Recorded to play these turns on it.";
+}

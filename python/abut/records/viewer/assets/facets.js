@@ -166,9 +166,6 @@ class Facets {
   }
 }
 
-/** A call takes no more than 31 bits: words beyond them share the last one. */
-const bitOf = (k) => 1 << Math.min(k, 30);
-
 const headed = (title, buttons) => (buttons.length ? [make("h2", {}, title), ...buttons] : []);
 
 /** One stop for the Tab key, and arrow keys from one button to the next. */

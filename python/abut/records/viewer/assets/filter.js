@@ -31,6 +31,19 @@ const parseFilter = (text) => wordsOf(text).map(parseWord);
 
 const passes = (words) => (row) => words.every(({ test }) => test(row));
 
+/** For each row a bit for each word that it does not pass. */
+function failsOf(rows, words) {
+  const fails = new Int32Array(rows.length);
+  words.forEach(({ test }, k) => {
+    const bit = bitOf(k);
+    rows.forEach((row, i) => { if (!test(row)) fails[i] |= bit; });
+  });
+  return fails;
+}
+
+/** A number has no more than 31 bits: words beyond them share the last one. */
+const bitOf = (k) => 1 << Math.min(k, 30);
+
 function parseWord(word) {
   const match = FILTER_WORD.exec(word);
   if (!match) throw new Error(`“${word}” is no condition: write NAME, one of : = != < <= > >=, and a value`);

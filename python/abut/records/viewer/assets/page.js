@@ -29,7 +29,7 @@ class App {
       toChat: () => button("Read its messages", {}, () => this.go({ view: "chat" })),
       actions: (rollout) => [
         button("Compare", { title: "Beside another rollout of its group (c)" }, () => this.go({ view: "compare" })),
-        button("Copy as test", { title: "A pytest case with these turns" }, () => this.copyTest(rollout)),
+        button("Copy as test", { title: "A pytest case with these turns" }, () => copyTest(rollout)),
       ],
       partners: (left, right) => this.partners(left, right),
     };
@@ -315,26 +315,6 @@ class App {
     return this.openRollout(rows[0], { view: "tokens" }).then(() => this.filter(words.join(" ")));
   }
 
-  // ---- a test
-
-  async copyTest(rollout) {
-    const test = copiedTest(rollout);
-    const text = byId("test-text");
-    text.value = test;
-    byId("test").showModal();
-    text.focus();
-    text.select();
-    let copied = false;
-    try {
-      await navigator.clipboard.writeText(test);
-      copied = true;
-    } catch { // a frame, or a browser that does not trust files: the old way, and else by hand
-      copied = document.execCommand("copy");
-    }
-    byId("test-said").textContent = `${copied ? "Copied." : "Press Ctrl+C to copy it."} `
-      + "Put your environment where it says Recorded to play these turns on it.";
-  }
-
   // ---- the address
 
   writeAddress() {
@@ -394,16 +374,6 @@ class App {
 }
 
 const isOneRollout = (view) => view === "tokens" || view === "chat";
-
-/** For each row a bit for each word that it does not pass. */
-function failsOf(rows, words) {
-  const fails = new Int32Array(rows.length);
-  words.forEach(({ test }, k) => {
-    const bit = bitOf(k);
-    rows.forEach((row, i) => { if (!test(row)) fails[i] |= bit; });
-  });
-  return fails;
-}
 
 Records.open().then(async (records) => {
   await records.begin?.();
