@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from abut import AbutError
 
-Unit: TypeAlias = Literal["s", "B", "B/token", "/s"]
+Unit: TypeAlias = Literal["s", "B", "B/token", "/s", "rows", "tokens"]
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]
 Bound: TypeAlias = Literal["at least", "at most"]
 

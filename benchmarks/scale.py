@@ -66,6 +66,7 @@ class Scale:
     stitch_calls: int = 128
     stitch_tokens: int = 69_000
     stitch_rounds: int = 5
+    saved_rounds: int = 3
     reply_tokens: int = 1_024
     reply_rounds: int = 50
     gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
@@ -150,6 +151,7 @@ class Scale:
             stitch_calls=4,
             stitch_tokens=800,
             stitch_rounds=2,
+            saved_rounds=1,
             reply_tokens=16,
             reply_rounds=2,
             gateway_lengths=(500, 1_500),

@@ -15,6 +15,8 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
     "B": ((1e9, "GB"), (1e6, "MB"), (1.0, "B")),
     "B/token": ((1.0, "B/token"),),
     "/s": ((1.0, "/s"),),
+    "rows": ((1.0, "rows"),),
+    "tokens": ((1.0, "tokens"),),
 }
 
 
