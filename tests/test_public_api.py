@@ -371,6 +371,7 @@ samplers.ChatSampler(base_url, model, *, api_key=None, give_up_s=120.0, **settin
 samplers.ScriptedReplies(replies)
   max_context_tokens
   sample(request)
+  takes_images
 samplers.TextSampler (protocol)
   reply(messages, tools, settings)
 tool_calls.MalformedCall
