@@ -148,24 +148,24 @@ def settings() -> str:
     for path, cls in classes.items():
         described = package_at(path)
         lines += [f"## `{cls.__name__}` {{ #{path} }}", "", *prose(described.docstring)]
-        lines += ["| field | type | default | |", "|---|---|---|---|"]
+        lines += ["| field | |", "|---|---|"]
         for field in dataclasses.fields(cls):
             member = described.members[field.name]
             kind = f"`{member.annotation}`".replace("|", "\\|").replace("'", '"')
             about = linked(field.metadata.get("help", "")).replace("|", "\\|")
             anchor = f'<a id="{path}.{field.name}"></a>'
-            row = [f"{anchor}`{field.name}`", kind, _field_default(field), about]
-            lines.append("| " + " | ".join(row) + " |")
+            kind += _field_default(field)
+            lines.append(f"| {anchor}`{field.name}`<br>{kind} | {about} |")
         lines.append("")
     return text_of(lines)
 
 
 def _field_default(field: "dataclasses.Field[Any]") -> str:
     if field.default is not dataclasses.MISSING:
-        return f"`{field.default!r}`".replace("'", '"')
+        return f" = `{field.default!r}`".replace("'", '"')
     if field.default_factory is not dataclasses.MISSING:
-        return f"`{field.default_factory()!r}`"
-    return "required"
+        return f" = `{field.default_factory()!r}`"
+    return ", required"
 
 
 # ---- Errors
@@ -244,7 +244,7 @@ def message_page(messages: list[Message]) -> str:
     ]
     for path, found in groupby(messages, key=lambda message: message.path):
         name = path.removeprefix("python/").removesuffix(".py").replace("/", ".")
-        lines += [f"## `{name.removesuffix('.__init__')}` {{ #{name} }}", ""]
+        lines += [f"## `{name.removesuffix('.__init__')}` {{ #{name.replace('__', '')} }}", ""]
         for message in found:
             text = message.text.strip("\n")
             kind = "part" if message.kind == "text" else message.kind
