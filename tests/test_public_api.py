@@ -316,8 +316,8 @@ parse_tool_calls(text, *, format, tools=None)
 play(env, rows, *, sampler, tokenizer=None, sampling=None, k=1, config=None, processor=None, \
 system_prompt=None, gateway=None, recorder=None)
 stitch(calls, *, on_drift='error', tokenizer=None)
-tool_env(functions=(), *, reward, mcp=None, state=None, on_malformed='feed_back', timeout_s=30.0, \
-max_calls=16, max_result_chars=20000, format=None)
+tool_env(functions=(), *, reward=None, mcp=None, state=None, on_malformed='feed_back', \
+timeout_s=30.0, max_calls=16, max_result_chars=20000, format=None)
 errors.ControlTokenError(AbutError, ValueError)
 errors.EnvError(AbutError, RuntimeError)
 errors.MissingExtraError(AbutError, ImportError)

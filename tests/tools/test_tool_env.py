@@ -562,6 +562,12 @@ def test_no_score_is_none(play: Any) -> None:
     assert play([add], "Done.", reward=lambda messages: None).one.reward is None
 
 
+def test_without_a_reward_function_a_rollout_is_measured_and_has_no_score(play: Any) -> None:
+    rollout = play([add], call("add", a=1, b=2), "3.", reward=None).one
+    assert (rollout.reward, rollout.measured, rollout.error) == (None, True, None)
+    assert told(rollout) == [("add", "3")]
+
+
 def test_a_string_prompt_is_the_question(play: Any) -> None:
     rollout = play([add], "Done.", task={"messages": [], "seed": "What is 1 + 2?"}).one
     assert rollout.messages[0] == {"role": "user", "content": "What is 1 + 2?"}
@@ -594,7 +600,7 @@ def wrong(*functions: Any, **settings: Any) -> str:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    assert wrong() == "tool_env got no tool\nhint: tool_env([search, …], reward=…)"
+    assert wrong() == "tool_env got no tool\nhint: tool_env([search, …])"
     assert wrong(add, add) == "two tools have the name 'add'\nhint: rename one of them"
     assert wrong(undocumented) == (
         "undocumented cannot be a tool: Cannot generate JSON schema for undocumented because it "

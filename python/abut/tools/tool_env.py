@@ -33,7 +33,7 @@ Score: TypeAlias = Callable[..., float | Awaitable[float | None] | None]
 def tool_env(
     functions: Sequence[Function] = (),
     *,
-    reward: Score,
+    reward: Score | None = None,
     mcp: Mapping[str, Mapping[str, Any]] | None = None,
     state: type | None = None,
     on_malformed: Literal["feed_back", "end"] = "feed_back",
@@ -52,7 +52,9 @@ def tool_env(
     Args:
         functions: sync or async; transformers makes their schemas of type hints and docstrings.
         reward: called with the messages of the whole conversation, once, and with those columns of
-            the row that its signature names, and `state`; sync or async. None is no score.
+            the row that its signature names, and `state`; sync or async. It returns None for no
+            score. Without a function no rollout has a score of its own, and the trainer's reward
+            functions score it.
         mcp: servers of the Model Context Protocol by name, each `{"command": …}` or `{"url": …}`,
             with `session`, `tools`, `prefix`, `env` and `headers`; see docs/how-to/tools.md.
         state: a class whose public methods are tools. Each rollout has an object of its own, made
@@ -71,7 +73,7 @@ def tool_env(
         ValueError: there is no tool, two have one name, or a setting is wrong or out of range.
         MissingExtraError: transformers is not installed, or, for `mcp`, the package mcp.
     """
-    if not callable(reward):
+    if reward is not None and not callable(reward):
         raise TypeError(
             f"reward must be a function of the messages, got {type(reward).__name__}\n"
             "hint: lambda messages: float('42' in messages[-1]['content'])"
@@ -84,20 +86,24 @@ def tool_env(
     methods = {} if state is None else {n: method_of(state, n) for n in public_methods(state)}
     by_name = schemas_by_name([*functions, *methods.values()])
     if not by_name and not mcp:
-        raise ValueError("tool_env got no tool\nhint: tool_env([search, …], reward=…)")
+        raise ValueError("tool_env got no tool\nhint: tool_env([search, …])")
     servers = None if mcp is None else checked_servers(mcp)
     if servers:
         require_extra("mcp")
     return ToolEnv(
         functions=dict(zip(by_name, functions, strict=False)),
         schemas=tuple(by_name.values()),
-        reward=reward,
+        reward=_no_score if reward is None else reward,
         rules=ToolRules(on_malformed, timeout_s, max_calls, max_result_chars),
         format=format,
         state=state,
         methods=tuple(methods),
         servers=McpServers(servers) if servers else None,
     )
+
+
+def _no_score(messages: list[Message]) -> None:
+    """Score nothing, for a `tool_env` without a reward."""
 
 
 @dataclasses.dataclass(frozen=True)
