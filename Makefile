@@ -170,7 +170,7 @@ test-trl-%: build .venv-trl/%/deps.stamp
 # Two ranks on a CPU, under ZeRO-2 and ZeRO-3.
 test-deepspeed: build .venv-deepspeed/deps.stamp
 	PYTHONPATH=$(abspath python) .venv-deepspeed/bin/python -m pytest -m deepspeed tests/trl/test_row_ranks.py \
-		tests/trl/test_image_ranks.py
+		tests/trl/test_image_ranks.py tests/docs/test_several_gpus.py
 
 # ---- Environments. Each has a folder `.venv-…`, and a stamp in it that is newer than what it is made from.
 # uv installs, since pip knows no overrides.
