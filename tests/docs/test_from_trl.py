@@ -92,9 +92,7 @@ def test_the_pairs_differ_in_nothing_but_what_the_page_says() -> None:
         "tools": {"abut", "scored_only", "make_rollout_func", "GRPOTrainer"},
         "factory": {"env_reward", "make_rollout_func", "GRPOTrainer"},
     }.items():
-        before, after = (
-            SCRIPTS[f"{when}_{what}.py"].splitlines() for when in ("before", "after")
-        )
+        before, after = (SCRIPTS[f"{when}_{what}.py"].splitlines() for when in ("before", "after"))
         new = [line for line in after if line not in before]
         assert all(any(name in line for name in own) for line in new if "GRPOConfig" not in line)
         assert len(new) <= 5

@@ -1,6 +1,6 @@
 """Runs a training script where accelerate would heed FSDP and DeepSpeed on a GPU alone.
 
-    accelerate launch --config_file fsdp2.yaml on_cpus.py train.py ARGUMENTS…
+accelerate launch --config_file fsdp2.yaml on_cpus.py train.py ARGUMENTS…
 """
 
 import os
