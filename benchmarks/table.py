@@ -30,9 +30,9 @@ def lines(row: Row) -> Iterator[str]:
     for figure in row.figures:
         if figure.case != case:
             case = figure.case
-            yield f"  {case:<46}{'median':>13}{'min':>13}{'max':>13}  runs"
+            yield f"  {case:<46}{'median':>15}{'min':>15}{'max':>15}  runs"
         median, least, most = _spread(figure)
-        yield f"    {figure.side:<44}{median:>13}{least:>13}{most:>13}{len(figure.values):>6}"
+        yield f"    {figure.side:<44}{median:>15}{least:>15}{most:>15}{len(figure.values):>6}"
     for peer, reason in row.missing.items():
         yield f"    {peer}: not measured: {reason}"
     for need in row.needs:
