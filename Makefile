@@ -41,6 +41,7 @@ check-rust:
 check-python: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest abut._native --concise
 
@@ -137,11 +138,11 @@ test-nemo-gym: build .venv-nemo-gym/deps.stamp
 test-nodes: build .venv-nemo-gym/deps.stamp
 	ABUT_NEMO_GYM=$(abspath .venv-nemo-gym) $(BIN)/pytest -m nodes tests/nemo_gym
 
-# The page of `abut view` in Debian's chromium (apt-get install chromium, and fonts-noto-color-emoji for
-# the emoji), with the records of a demo that is really run.
-test-browser: build .venv-browser/deps.stamp
+# The page of `abut view`, with the records of a demo that is really run, and the documentation, in
+# Debian's chromium (apt-get install chromium, and fonts-noto-color-emoji for the emoji).
+test-browser: build docs .venv-browser/deps.stamp
 	ABUT_DEMO_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=$(abspath python) .venv-browser/bin/python -m pytest \
-		-m browser tests/records/browser
+		-m browser tests/records/browser tests/docs/browser
 
 # A cluster of three nodes in this machine, on its own address: small, and gone when the tests are.
 test-ray: build .venv-ray/deps.stamp

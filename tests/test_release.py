@@ -64,7 +64,7 @@ def test_only_a_tag_that_was_pushed_publishes_and_only_after_all_other_jobs() ->
 
 def test_what_must_hold_for_each_commit_must_hold_for_a_tag() -> None:
     called = {job["uses"] for job in RELEASE.values() if "uses" in job}
-    others = {name for name in WORKFLOWS if name != "release"}
+    others = {name for name in WORKFLOWS if name not in ("release", "pages")}
     assert called == {f"./.github/workflows/{name}.yml" for name in others}
     assert all("workflow_call" in WORKFLOWS[name][True] for name in others)
 
@@ -81,14 +81,28 @@ def test_each_wheel_and_the_sdist_are_tested_on_the_oldest_and_the_newest_python
         assert pythons(job) == {f"3.{minors[0]}", f"3.{minors[-1]}"}
 
 
-def test_each_job_may_read_and_only_the_one_that_publishes_may_more() -> None:
+MAY_WRITE = {
+    "release/publish": {"id-token": "write"},
+    "pages/publish": {"pages": "write", "id-token": "write"},
+}
+
+
+def test_each_job_may_read_and_only_those_that_publish_may_more() -> None:
     for name, workflow in WORKFLOWS.items():
         assert workflow["permissions"] == {}, name
         assert f"{name}-${{{{ github.ref }}}}" == workflow["concurrency"]["group"]
     for name, job in JOBS:
-        may = {"id-token": "write"} if name == "release/publish" else {"contents": "read"}
-        assert job["permissions"] == may, name
+        assert job["permissions"] == MAY_WRITE.get(name, {"contents": "read"}), name
         assert "uses" in job or job["timeout-minutes"] <= 90, name
+
+
+def test_the_site_is_published_from_main_alone_and_as_make_docs_builds_it() -> None:
+    pages = WORKFLOWS["pages"]["jobs"]
+    assert pages["publish"]["if"] == "${{ github.ref == 'refs/heads/main' }}"
+    assert pages["publish"]["needs"] == "site"
+    assert {"run": "make docs"} in pages["site"]["steps"]
+    (upload,) = steps(pages["site"], "actions/upload-pages-artifact")
+    assert upload["with"] == {"path": "site"}
 
 
 def test_every_action_is_pinned_and_no_checkout_leaves_its_token() -> None:
