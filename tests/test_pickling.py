@@ -288,20 +288,20 @@ def test_an_agent_that_no_import_finds_is_sent_by_its_function() -> None:
 
 STAYS = {
     Engine: (
-        "Engine is not pickled: it has threads, loops and a sampler of this process\n"
+        "Engine is not pickled: it holds threads, event loops and a sampler of this process\n"
         "hint: send its tokenizer, processor and config, and make the engine there"
     ),
     RolloutFunc: (
-        "RolloutFunc is not pickled: it plays with the engine and the environments of this "
+        "RolloutFunc is not pickled: it uses the engine and the environments of this "
         "process\nhint: call make_rollout_func in the process that trains"
     ),
     NemoGym: (
-        "NemoGym is not pickled: it has connections of this process\n"
-        "hint: send its arguments, and make it in the process that trains"
+        "NemoGym is not pickled: it holds connections of this process\n"
+        "hint: send its arguments, and make the NemoGym in the process that trains"
     ),
     RayPool: (
-        "RayPool is not pickled: it has actors on a cluster, and a loop of this process\n"
-        "hint: make one in each process: RayPool(env, size=…, address=…)"
+        "RayPool is not pickled: it holds actors on a cluster and an event loop of this process\n"
+        "hint: make a pool in each process: RayPool(env, size=…, address=…)"
     ),
     abut.samplers.vllm.VLLMServerSampler: (
         "VLLMServerSampler is not pickled: it has connections of this process\n"
@@ -320,8 +320,9 @@ STAYS = {
         "hint: make one there, of the same path"
     ),
     abut.gateway.Gateway: (
-        "Gateway is not pickled: it has a server, connections and rollouts of this process\n"
-        "hint: make one in the process that trains, and give others its address and key"
+        "Gateway is not pickled: it holds a server, connections and rollouts of this process\n"
+        "hint: make the gateway in the process that trains, and give other processes its address "
+        "and key"
     ),
     abut.openenv.OpenEnv: (
         "OpenEnv is not pickled: it has sessions on servers, and a loop of this process\n"

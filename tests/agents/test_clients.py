@@ -56,7 +56,7 @@ def test_an_unknown_client_is_an_error_that_names_the_known_ones() -> None:
         ValueError, match="'claude-code', 'codex', 'gemini-cli', 'openai'"
     ) as raised:
         PLAIN.env("claude")  # type: ignore[arg-type]
-    assert "hint: any other client takes endpoint.base_url" in str(raised.value)
+    assert "hint: for any other client, use endpoint.base_url" in str(raised.value)
 
 
 @pytest.mark.parametrize("base_url", ["http://h:1/r/a.0/v1", 'http://h:1/"quoted"\\/v1'])

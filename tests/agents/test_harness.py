@@ -422,7 +422,7 @@ print(json.dumps({"item": {"type": "agent_message", "text": "by Codex"}}))
 
 def test_a_program_that_is_not_there_fails_its_rollout(stage: Stage, tmp_path: Path) -> None:
     rollout = play(stage, ClaudeCode("", Scored(), program=str(tmp_path / "none"))).one
-    assert str(rollout.error).startswith("EnvError: Claude Code cannot be started: [Errno 2]")
+    assert str(rollout.error).startswith("EnvError: Claude Code could not start: [Errno 2]")
 
 
 def test_one_that_was_stopped_before_it_began_is_never_started(tmp_path: Path) -> None:
@@ -481,16 +481,16 @@ def test_without_its_package_a_harness_names_the_extra(
     [
         (
             {"args": "--max-turns 3"},
-            "args='--max-turns 3' is a text\nhint: args=['--max-turns', '3']",
+            "args='--max-turns 3' is a string\nhint: use args=['--max-turns', '3']",
         ),
         (
             {"command_prefix": "nice"},
-            "command_prefix='nice' is a text\nhint: command_prefix=['nice']",
+            "command_prefix='nice' is a string\nhint: use command_prefix=['nice']",
         ),
         (
             {"reward": 1.0},
-            "reward=1.0 is not a function\nhint: def reward(result, …): … returns a number, None "
-            "or an AgentResult",
+            "reward=1.0 is not a function\n"
+            "hint: define reward(result, …), which returns a number, None or an AgentResult",
         ),
     ],
 )
@@ -502,7 +502,7 @@ def test_wrong_arguments_are_said_at_once(given: Any, message: str, program: str
 
 def test_without_process_groups_no_harness_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "killpg")  # as on Windows
-    with pytest.raises(EnvError, match="Codex cannot be started here: this system has no process"):
+    with pytest.raises(EnvError, match="Codex cannot run here: this system has no process"):
         Codex("task", Scored())
 
 

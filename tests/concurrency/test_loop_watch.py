@@ -118,7 +118,7 @@ def test_a_loop_is_lost_where_a_call_blocks_it_that_nobody_waits_for(
         other = loop.call(int, "waits", lambda: asyncio.sleep(0))
         assert await asyncio.to_thread(eventually, lambda: told.lost == [loop.watch])
         assert other.is_held_up
-        assert other.blamed == ", because blocks blocks the event loop that both run on"
+        assert other.blamed == ", because blocks blocks the event loop on which both run"
         assert not call.is_held_up
         assert not call.blamed
         over.set()

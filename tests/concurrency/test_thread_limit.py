@@ -50,7 +50,7 @@ def test_a_control_group_holds_those_in_it(system: Any, line: str, group: str) -
     }
     root = system(**files)
     folder = root / group.replace("__", "/")
-    assert thread_limit(root) == (512, f"pids.max of the control group {folder}")
+    assert thread_limit(root) == (512, f"pids.max of the cgroup {folder}")
 
 
 def test_a_user_may_have_so_many_processes(system: Any, monkeypatch: Any) -> None:

@@ -341,8 +341,9 @@ def test_a_stop_string_that_was_not_sampled_is_an_error(stage: Stage, stop_strin
     with pytest.raises(SamplerError) as caught:
         stage.play(sampler=Ended(stage.says(stop=False), stopped(stop_string)))
     assert str(caught.value) == (
-        f"rollout r0, turn 0: the sample ended on the stop string {stop_string!r}, which is not in "
-        "its text\nhint: return all sampled ids, those of the stop string included"
+        f"rollout r0, turn 0: the sample ended with the stop string {stop_string!r}, but its "
+        "text does not have it\n"
+        "hint: the sampler must return all sampled ids, including those of the stop string"
     )
 
 

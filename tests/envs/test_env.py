@@ -35,8 +35,8 @@ def test_a_class_or_a_factory_makes_environments(factory: Any) -> None:
     [
         (
             Talk(),
-            "env must be an Env class, a factory without arguments or an environment pool, got one "
-            "environment object\n"
+            "env must be an Env class, a factory without arguments or an environment pool, got "
+            "one environment object\n"
             "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
         ),
         (
@@ -114,8 +114,8 @@ def test_a_role_that_the_template_does_not_know_is_the_mistake_of_the_environmen
     assert not well.failed
     assert failed.error is not None
     said, *_, hint = failed.error.splitlines()
-    assert said.startswith("EnvError: Talk.step replied with the role 'usr', and ")
-    assert hint == "hint: an environment's messages have the role 'user' or 'tool'"
+    assert said.startswith("EnvError: Talk.step replied with a message of the role 'usr': ")
+    assert hint == "hint: use the role 'user' or 'tool'"
     assert ", in " in failed.attempt_tracebacks[0], "file, line and name of the method"
 
 
@@ -419,7 +419,7 @@ def test_one_env_for_two_rollouts_is_refused(stage: Stage) -> None:
     errors = [r.error for r in stage.play(*envs, sampler=sampler, retries=0).rollouts]
     assert [error for error in errors if error] == [
         "EnvError: the factory returned the same Talk for two rollouts at once\n"
-        "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+        "hint: each rollout needs its own environment; pass the class, or lambda: Env(…)"
     ]
 
 

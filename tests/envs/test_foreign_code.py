@@ -122,7 +122,7 @@ def test_a_sampler_that_cancels_itself_is_named(stage: Stage) -> None:
     with pytest.raises(SamplerError) as raised:
         stage.play(sampler=Gone(stage.says()))
     assert str(raised.value) == (
-        "rollout r0, turn 0: the sampler was cancelled, but not by its rollout"
+        "rollout r0, turn 0: something other than the rollout cancelled the sampler"
     )
 
 
@@ -234,8 +234,9 @@ def test_a_batch_that_does_not_end_is_an_error(
         engine.run(stage.tasks([Talk]))
     released.set()
     assert str(raised.value) == (
-        "the batch before was interrupted, and 0.01 s later its rollouts have not ended\n"
-        "hint: see what an environment pool does when it is cancelled; call again"
+        "the previous batch was interrupted, but its rollouts have not ended after 0.01 s\n"
+        "hint: call again; if it keeps failing, check that the environment pool ends when it is "
+        "cancelled"
     )
 
 

@@ -317,12 +317,13 @@ def test_one_warning_where_much_that_was_sampled_trains_nothing(
     assert len(texts) == 2 * warned  # of each engine
     for text in texts:
         assert re.sub(r"the \d+ tokens", "the … tokens", text) == (
-            "50% of the … tokens in conversations that agents followed in a batch train nothing, "
-            "because each rollout has one conversation as its row. Most of them (100%) are in "
-            "conversations that an agent began because it asks for several samples at one point\n"
-            "hint: abut.trl.GRPOTrainer, which takes the arguments of TRL's class, and the workers "
-            "of asynchronous trainers train every conversation; docs/integrations/agents.md lists "
-            "what starts another one"
+            "50% of the … tokens that agents sampled in a batch are not trained, because this "
+            "trainer trains only one conversation of each rollout. Most of them (100%) are in "
+            "conversations that an agent started because it requests several samples of the same "
+            "turn\n"
+            "hint: to train every conversation, use abut.trl.GRPOTrainer, which takes the same "
+            "arguments as TRL's, or the worker of an asynchronous trainer; "
+            "docs/integrations/agents.md lists what starts a new conversation"
         )
 
 
@@ -346,7 +347,7 @@ def test_no_warning_where_only_what_was_thrown_away_trains_nothing(
     [
         ({"response_format": {"type": "json_object"}}, "response_format is not enforced"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "data: URL"),
-        ({"n": 2}, "n=2: one sample each request"),
+        ({"n": 2}, "n=2: the gateway draws one sample per request"),
     ],
 )
 def test_an_agent_whose_calls_are_all_refused_fails_with_the_last_refusal(

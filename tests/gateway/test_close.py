@@ -115,7 +115,7 @@ def test_an_agent_whose_close_hangs_is_not_waited_for(
 
     monkeypatch.setattr(open_agents, "CLOSE_S", 0.05)
     play_agents(stage, Hangs())
-    assert "Hangs.close has not returned within 0.05 s" in caplog.messages
+    assert "Hangs.close did not return within 0.05 s" in caplog.messages
 
 
 def test_a_close_that_is_not_async_is_another_s(stage: Stage) -> None:
@@ -150,7 +150,7 @@ def test_what_has_ended_by_itself_serves_again(
     play_agents(stage, ends, gateway=gateway, engine=engine)
     gateway.stop()
     assert ends.calls == ["enter", "start", "enter", "start", "close"]
-    said = "Serves starts to serve again, because it has ended: it was cancelled"
+    said = "Serves restarts, because it ended: it was cancelled"
     assert said in caplog.messages
 
 

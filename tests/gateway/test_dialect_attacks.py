@@ -134,7 +134,7 @@ def test_bytes_that_are_no_body_are_a_400_in_the_words_of_the_dialect(
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_an_answer_repeats_no_number_that_json_does_not_have(number: float) -> None:
     body = {"input": "hi", "metadata": {"a": [number]}}
-    with pytest.raises(Refusal, match="metadata has a number that JSON does not have"):
+    with pytest.raises(Refusal, match="metadata has a number that JSON cannot express"):
         Responses().read(body)
 
 

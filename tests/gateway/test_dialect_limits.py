@@ -94,8 +94,8 @@ def read(tools: list[Any], *items: Any) -> Any:
 
 SEARCH = {"type": "tool_search", "execution": "client"}
 COLLIDING = [
-    ([named("a__b"), space("a", named("b"))], "tool 'a__b' and .* tool 'b' of the namespace 'a'"),
-    ([space("a", named("b__c")), space("a__b", named("c"))], "'a' and .* of the namespace 'a__b'"),
+    ([named("a__b"), space("a", named("b"))], "tool 'a__b' and .* tool 'b' of namespace 'a'"),
+    ([space("a", named("b__c")), space("a__b", named("c"))], "'a' and .* of namespace 'a__b'"),
     ([named("a"), named("a", "custom")], "the function tool 'a' and the custom tool 'a'"),
     ([SEARCH, named("tool_search")], "the tool_search tool 'tool_search' and the function"),
 ]
@@ -125,15 +125,19 @@ def test_a_tool_may_be_found_again() -> None:
 def test_the_number_of_tools_is_that_of_the_whole_request() -> None:
     spaces = [space(f"s{n}", *(named(f"t{k}") for k in range(300))) for n in range(2)]
     assert len(read(spaces[:1]).tools) == 300
-    with pytest.raises(Refusal, match="600 tools: at most 512"):
+    with pytest.raises(
+        Refusal, match="the request has 600 tools, but the gateway takes at most 512"
+    ):
         read(spaces)
     declared = [{"functionDeclarations": [{"name": f"t{k}"} for k in range(300)]}] * 2
-    with pytest.raises(Refusal, match="600 tools: at most 512"):
+    with pytest.raises(
+        Refusal, match="the request has 600 tools, but the gateway takes at most 512"
+    ):
         Gemini().read({"contents": [HI], "tools": declared})
 
 
 def test_a_namespace_in_a_namespace_is_a_400() -> None:
-    with pytest.raises(Refusal, match="the namespace 'b' is in the namespace 'a'"):
+    with pytest.raises(Refusal, match="the namespace 'b' is inside the namespace 'a'"):
         read([space("a", space("b", named("c")))])
 
 

@@ -71,7 +71,10 @@ def test_a_full_conversation_and_a_rollout_that_is_over_differ(
         for _ in range(2):
             history += [*talk_in.answered(client.ask(history)), talk_in.said("b")]
         status, limited = client.post(history)
-        assert (status, limited["error"]["message"]) == (400, "max_turns=2 calls were answered")
+        assert (status, limited["error"]["message"]) == (
+            400,
+            "the conversation has reached max_turns=2",
+        )
         gateway.end("a", 1.0)
         status, over = client.post([talk_in.said("a")])
         assert (status, over["error"]["message"]) == (400, "this rollout is over")

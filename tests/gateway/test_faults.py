@@ -220,7 +220,7 @@ def test_an_agent_that_blocks_its_loop_takes_no_time_from_others(
     (warning,) = [r.message for r in caplog.records if "has blocked the event loop" in r.message]
     assert warning.startswith("blocks has blocked")
     assert "over.wait(60)" in warning
-    assert "loop and a thread of their own" not in warning, "agents share clients between rollouts"
+    assert "their own event loop and thread" not in warning, "agents share clients between rollouts"
 
 
 def test_a_turn_that_takes_too_long_is_refused(stage: Stage) -> None:

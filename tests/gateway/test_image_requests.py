@@ -333,7 +333,7 @@ def test_a_policy_without_images_says_so(
         # Nothing is decoded for it, so a broken picture gets the same answer.
         for data in (png(ONE), "AAAA"):
             said = refusal(client.post([shows.said("What?", shows.image(data))]))
-            assert said == f"{shows.user_path} is an image, and this policy takes text alone"
+            assert said == f"{shows.user_path} is an image, but this policy takes only text"
         client.ask([shows.said("What?")])
 
 
@@ -433,7 +433,7 @@ def test_a_screenshot_of_a_computer_is_the_result_of_a_tool(
     check_images(gateway.end("a", 1.0), seen[0], ONE)
     elsewhere = {**result, "output": {"type": "computer_screenshot", "file_id": "file_1"}}
     said = refusal(client.post([ResponsesShows.said("Look."), call, elsewhere]))
-    assert said.startswith("input[2].output.file_id is 'file_1', and abut fetches no images")
+    assert said.startswith("input[2].output.file_id is 'file_1', but abut does not fetch images")
 
 
 @EACH
@@ -459,7 +459,9 @@ def test_the_largest_body_is_a_setting(sampler: Recording, seen: tuple[Stage, An
     history = [shows.said("What?", shows.image(png(picture(5, 400, 400), 0)))]
     with serving(sampler, seen[1], max_body_bytes=600_000) as gateway:
         said = refusal(ChatClient(gateway).post(history))
-        assert said == ("the body has more than 600000 bytes\nhint: Gateway(max_body_bytes=…)")
+        assert said == (
+            "the request body has more than 600000 bytes\nhint: raise Gateway(max_body_bytes=…)"
+        )
     with serving(sampler, seen[1], max_body_bytes=700_000) as gateway:
         assert ChatClient(gateway).ask(history)
     with pytest.raises(ValueError, match="max_body_bytes=0: must be 1 or more"):
@@ -468,7 +470,7 @@ def test_the_largest_body_is_a_setting(sampler: Recording, seen: tuple[Stage, An
 
 def test_an_image_that_was_not_decoded_is_never_read_as_text() -> None:
     shown = ResponsesShows.said(ResponsesShows.image(png(ONE)))
-    with pytest.raises(Exception, match="has an image, and none is taken there"):
+    with pytest.raises(Exception, match="has an image, but messages of this role take no images"):
         Responses().read({"input": [shown]})
 
 
@@ -494,4 +496,4 @@ def test_a_processor_that_is_refused_leaves_text_alone_and_says_why(
         shown = SHOWS["chat"].said("What?", SHOWS["chat"].image(png(ONE)))
         assert "takes text alone" in refusal(ChatClient(gateway).post([shown]))
         ChatClient(gateway).ask([SHOWS["chat"].said("What?")])
-    assert "the gateway refuses images: it writes them otherwise" in caplog.text
+    assert "the gateway will refuse images: it writes them otherwise" in caplog.text

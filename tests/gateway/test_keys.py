@@ -131,7 +131,7 @@ def test_a_body_that_stops_is_refused(gateway: Gateway, monkeypatch: pytest.Monk
     monkeypatch.setattr(app, "_BYTE_S", 0.05)
     with RawClient(gateway.base_url, gateway.key) as client:
         client.socket.sendall(client.head(f"/r/a{CHAT}", 1000) + b'{"messages": [')
-        assert refused(client) == "the body stopped: nothing came for 0.05 s"
+        assert refused(client) == "the request body is incomplete: nothing arrived for 0.05 s"
 
 
 def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:
@@ -140,8 +140,8 @@ def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:
     status, answer, _ = post(f"{url}/end", endpoint.api_key, {"reward": 1.0})
     assert status == 400
     assert answer["error"]["message"] == (
-        "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
-        "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it"
+        "an agent's key cannot end or reward a rollout: only the run's key can\n"
+        "hint: to allow it, start Gateway(agents_may_end=True) or `abut gateway --agents-may-end`"
     )
     status, answer, _ = post(f"{url}/key", endpoint.api_key, {})
     assert (status, answer["error"]["code"]) == (400, "wrong_api_key")

@@ -136,8 +136,8 @@ def test_a_name_is_trained_or_is_not(play: Play) -> None:
     for (_, body), name in ((answers[2], "a"), (answers[4], "b")):
         assert body["error"]["code"] == "wrong_name"
         assert body["error"]["message"] == (
-            f"the name {name!r} is used with train=True and with train=False\n"
-            "hint: give the calls that are not trained a name of their own"
+            f"the name {name!r} is used both with train=True and with train=False\n"
+            "hint: give the calls that must not be trained another name"
         )
     assert heard.rollout.error is None
 
@@ -152,9 +152,10 @@ def test_a_rollout_with_untrained_calls_alone_fails_and_says_so(play: Play) -> N
     assert rollout.failed
     assert rollout.attempts == 1
     assert rollout.error == (
-        "EnvError: all calls of judges have names with train=False, so there is nothing to train\n"
-        "hint: endpoint.named(…, train=False) is for judges; let the agent itself ask at its "
-        "endpoint, or under a name with train=True"
+        "EnvError: judges made all its calls with endpoint.named(…, train=False), so there is "
+        "nothing to train\n"
+        "hint: use train=False for judges only; the agent itself must call endpoint.base_url, or "
+        "a name with train=True"
     )
     assert [branch.trained for branch in rollout.branches] == [False]
 
@@ -170,7 +171,8 @@ def test_a_rollout_whose_trained_calls_are_refused_says_so(play: Play) -> None:
     rollout = play(judges_first, retries=0, max_calls=2).rollout
     assert rollout.error is not None
     assert rollout.error.startswith(
-        "EnvError: no call of judges_first that is trained was answered; the last refusal: "
+        "EnvError: none of the calls of judges_first that would be trained was answered; the "
+        "last one was refused: "
     )
     assert "max_calls" in rollout.error
 
@@ -205,7 +207,7 @@ def test_named_calls_are_counted_with_the_others(play: Play) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "x" * 65, None, 3])
 def test_what_is_no_name_is_refused_at_once(name: Any) -> None:
     endpoint = Endpoint("http://localhost/r/a.0/v1", "key", "policy", "a.0")
-    with pytest.raises(ValueError, match="hint: a name is 1 to 64 of the letters"):
+    with pytest.raises(ValueError, match="hint: a name has 1 to 64 characters"):
         endpoint.named(name)
 
 
@@ -312,8 +314,8 @@ def test_a_session_header_may_not_be_a_key_or_ours(header: Any, said: str) -> No
         ({"rewards": {"a": "much"}}, "AgentResult.rewards has a value of type str: expected"),
         ({"rewards": {1: 1.0}}, "AgentResult.rewards must be a dict with texts as keys"),
         ({"rewards": [1.0]}, "AgentResult.rewards must be a dict with texts as keys"),
-        ({"names": {"s": "a b"}}, "AgentResult.names has the name 'a b'"),
-        ({"names": {"s": None}}, "AgentResult.names has the name None"),
+        ({"names": {"s": "a b"}}, "AgentResult.names has 'a b', which is not a valid name"),
+        ({"names": {"s": None}}, "AgentResult.names has None, which is not a valid name"),
     ],
 )
 def test_a_result_with_a_wrong_key_or_value_is_an_error(play: Play, result: Any, said: str) -> None:
@@ -356,7 +358,7 @@ def test_an_answer_s_id_is_a_key_as_the_client_got_it(play: Play) -> None:
     rollout = play(by_turn, retries=1).rollout
     assert rollout.attempts == 1, "another attempt would return the same keys"
     assert rollout.error is not None
-    assert "an answer's id, but rewards of single turns need credit" in rollout.error
+    assert "the id of an answer, but rewards of single turns need credit" in rollout.error
     rollout = play(by_turn, rewards_turns=True).rollout
     assert rollout.step_rewards == [0.25, None], "the rollout's reward is no turn's"
 
@@ -537,7 +539,7 @@ def test_a_name_that_is_there_twice_is_refused(gateway: Gateway) -> None:
         client.socket.sendall(twice.encode() + body)
         answer = client.answer()
         assert answer is not None
-        assert answer[2]["error"]["message"].startswith("'a, b' is not a name")
+        assert answer[2]["error"]["message"].startswith("'a, b' is not a valid name")
 
 
 @pytest.mark.parametrize("session", ["x" * 201, "ä", "a\tb"])
@@ -561,7 +563,7 @@ def test_names_and_sessions_without_a_trainer(gateway: Gateway) -> None:
         ({"rewards": {"black": 1.0}}, "AgentResult.rewards has 'black'"),
         ({"rewards": {"white": "x"}}, "reward='x': must be a finite number, or null"),
         ({"rewards": [1.0]}, "rewards must be an object"),
-        ({"names": {"s1": "a b"}}, "names has the name 'a b'"),
+        ({"names": {"s1": "a b"}}, "names has 'a b', which is not a valid name"),
     ):
         status, answer, _ = post(end, gateway.key, body)
         assert status == 400

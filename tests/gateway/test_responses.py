@@ -421,7 +421,7 @@ def test_what_is_asked() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input",
-            "an image, and none is taken there",
+            "an image, but messages of this role take no images",
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input", "without a call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens=0"),

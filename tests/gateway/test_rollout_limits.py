@@ -122,7 +122,7 @@ def test_a_retry_is_not_a_call(stage: Stage, hf_tokenizer: Any) -> None:
         assert first[1]["id"] == again[1]["id"]
         status, answer, _ = post(url, gateway.key, body)
         assert (status, answer["error"]["code"]) == (400, FULL)
-        assert "the rollout has used up its max_calls" in answer["error"]["message"]
+        assert "the rollout has used up max_calls" in answer["error"]["message"]
         assert gateway.end("a").stop_reason == "max_calls"
 
 

@@ -53,7 +53,7 @@ def test_the_first_request_opens_a_rollout_and_its_end_returns_it(
         assert answer["error"]["message"] == "this rollout is over"
         with pytest.raises(ValueError, match="this rollout is over"):
             gateway.end("game-1")
-        with pytest.raises(ValueError, match="there is no rollout 'game-2'"):
+        with pytest.raises(ValueError, match="this run has no rollout 'game-2'"):
             gateway.end("game-2")
     assert "abut-gateway" not in own_threads()
 
@@ -140,7 +140,7 @@ def test_a_reward_that_comes_after_an_idle_end_is_recorded(
         body = {"messages": [user("a")]}
         status, answer, _ = post(f"{url}/v1/chat/completions", gateway.key, body)
         assert (status, answer["error"]["code"]) == (400, "rollout_over")
-        assert answer["error"]["message"] == "this rollout is over: nothing came for 0.05 s"
+        assert answer["error"]["message"] == "this rollout is over: no request arrived for 0.05 s"
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
         assert (status, answer["reward"], answer["turns"]) == (200, 0.75, 1)
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 1.0})
@@ -314,6 +314,6 @@ def test_settings_that_do_not_fit_are_refused(stage: Stage, hf_tokenizer: Any) -
     with pytest.raises(ValueError, match="idle_s=0"):
         Gateway(sampler=says(stage), tokenizer=hf_tokenizer, idle_s=0)
     unbound = Gateway(sampler=says(stage), tokenizer=hf_tokenizer)
-    with pytest.raises(ValueError, match="nothing bounds a rollout"), unbound:
+    with pytest.raises(ValueError, match="a rollout has no token limit"), unbound:
         pass
     assert "abut-gateway" not in own_threads()

@@ -165,7 +165,8 @@ def test_arguments_that_are_not_json_are_named_with_their_call(strict: Stage) ->
     messages = [user("hi"), {"role": "assistant", "content": "", "tool_calls": [good, bad]}]
     assert refused(strict, [*messages, user("go on")]) == (
         "messages[1].tool_calls[1], a call of 'find' with the id 'b', has arguments that are not "
-        "the JSON of an object: '{x'\nhint: send arguments as the JSON text of an object"
+        "a JSON object: '{x'\n"
+        "hint: send arguments as the JSON text of an object"
     )
 
 

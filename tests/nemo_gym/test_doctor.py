@@ -105,7 +105,8 @@ def test_an_agent_without_a_model_server_that_is_known(address: str) -> None:
     gym = FakeGym({"a": with_a_tool}, base_url=address, key=KEY, config=config)
     assert wrong(found(gym))[:2] == (
         "warning",
-        "agent a names no model_server: what it asks for the policy is not known",
+        "agent a names no model_server, so it is not known where it sends its requests to the "
+        "policy",
     )
 
 
@@ -126,16 +127,16 @@ def test_a_model_server_of_another_kind(address: str) -> None:
 def test_a_key_that_no_gateway_takes(address: str) -> None:
     level, what, hint = wrong(found(FakeGym({"a": with_a_tool}, base_url=address, key="none")))
     assert level == "error"
-    assert "is no key of one: those have 16 printable ASCII characters or more" in what
+    assert "such a key has at least 16 characters, all printable ASCII" in what
     assert hint == (
-        "set ABUT_GATEWAY_KEY where training starts, and policy_api_key of Gym to the same"
+        "set ABUT_GATEWAY_KEY where training starts and Gym's policy_api_key to the same value"
     )
 
 
 def test_another_key_than_training_has(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABUT_GATEWAY_KEY", "another key of sixteen and more")
     level, what, _ = wrong(found(FakeGym({"a": with_a_tool}, base_url=address, key=KEY)))
-    assert (level, "has another api_key than the gateway's key" in what) == ("error", True)
+    assert (level, "has an api_key that is not the gateway's key" in what) == ("error", True)
 
 
 @pytest.mark.parametrize("here", [KEY, f"{KEY} not", None])
@@ -151,7 +152,7 @@ def test_a_key_that_is_a_variable_of_gyms_environment(
     if here is None:
         level, what, hint = wrong(said)
         assert (level, "no probe rollout: the key with which" in what) == ("warning", True)
-        assert hint == "set ABUT_GATEWAY_KEY here as there"
+        assert hint == "set ABUT_GATEWAY_KEY here to the same value"
     elif here == KEY:
         assert said[-1][:2] == (
             "ok",
@@ -166,7 +167,7 @@ def test_an_address_where_something_else_is() -> None:
         gym = FakeGym({"a": with_a_tool}, base_url=f"{other.url}/v1", key=KEY)
         level, what, hint = wrong(found(gym))
     assert level == "warning"
-    assert "nothing answers at" in what or "no gateway of abut" in what
+    assert "nothing answers at" in what or "not an abut gateway" in what
     assert hint
 
 
@@ -178,12 +179,13 @@ def test_a_gateway_that_is_there_already_is_left_alone() -> None:
         said = found(gym)
         assert said[-1] == (
             "ok",
-            f"a gateway of abut runs at {gateway.base_url}; no probe rollout beside its own",
+            f"an abut gateway is already running at {gateway.base_url}, so no probe rollout was "
+            "played",
             "",
         )
         wrong_key = FakeGym({"a": with_a_tool}, base_url=gateway.base_url, key=f"{KEY} not")
         level, what, _ = wrong(found(wrong_key))
-        assert (level, "does not take policy_api_key" in what) == ("error", True)
+        assert (level, "does not accept policy_api_key" in what) == ("error", True)
     finally:
         gateway.stop()
 
@@ -194,8 +196,8 @@ def test_an_address_of_another_machine() -> None:
         patch.setattr("abut.nemo_gym.checks._ASK_S", 0.2)
         level, what, hint = wrong(found(gym))
     assert level == "warning"
-    assert "no probe rollout" in what
-    assert "run this where training will run" in hint
+    assert "could not play a probe rollout" in what
+    assert "run this command on the machine that will train" in hint
 
 
 def test_an_agent_that_does_not_answer(address: str) -> None:
@@ -231,12 +233,14 @@ def probes(level: str, said: str) -> Any:
     return add
 
 
-@probes("error", "asked this gateway nothing, and was answered all the same")
+@probes("error", "finished without calling this gateway")
 async def elsewhere(policy: Policy, body: dict[str, Any]) -> Answer:
     return 200, {"reward": 1.0}
 
 
-@probes("error", "could give no call to its rollout: 1 request without a rollout id was refused")
+@probes(
+    "error", "could not match any call to its rollout: 1 request without a rollout id was refused"
+)
 async def names_nothing_known(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.judge("Something else.")
     return 200, {"reward": 1.0}
@@ -248,7 +252,7 @@ async def verify_fails(policy: Policy, body: dict[str, Any]) -> Answer:
     return 500, "boom"
 
 
-@probes("error", "came back with tokens that are not those of this gateway")
+@probes("error", "returned tokens that this gateway did not sample")
 async def other_tokens(policy: Policy, body: dict[str, Any]) -> Answer:
     message = await policy.ask(USER, temperature=1.0, top_p=1.0)
     return 200, {
@@ -257,13 +261,13 @@ async def other_tokens(policy: Policy, body: dict[str, Any]) -> Answer:
     }
 
 
-@probes("warning", "came back without tokens")
+@probes("warning", "returned no tokens")
 async def no_tokens(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.ask(USER, temperature=1.0, top_p=1.0)
     return 200, {"reward": 1.0}
 
 
-@probes("warning", "made 2 conversations of 2 calls (new): one of them becomes the row")
+@probes("warning", "made 2 conversations of 2 calls (new); with a trainer that takes one row")
 async def forgets(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.ask(USER, temperature=1.0, top_p=1.0)
     await policy.ask([{"role": "user", "content": "ho"}], temperature=1.0, top_p=1.0)
@@ -308,8 +312,8 @@ def test_agents_that_name_no_rollout_are_known_by_their_history(address: str) ->
     assert {level for level, *_ in said} == {"ok", "warning"}
     warned = [what for level, what, _ in said if level == "warning"]
     assert warned == [
-        f"a probe rollout of agent {name} made 2 conversations of 2 calls (new): one of them "
-        "becomes the row"
+        f"a probe rollout of agent {name} made 2 conversations of 2 calls (new); with a trainer "
+        "that takes one row per rollout, only one of them is trained"
         for name in sorted(names)
     ]
 
@@ -325,7 +329,7 @@ def test_an_agent_that_hangs(address: str, tmp_path: Path) -> None:
     gym = FakeGym({"a": hangs}, base_url=address, key=KEY)
     level, what, _ = wrong(found(gym, timeout_s=2.0))
     assert level == "warning"  # the row is made up: of its own it may do better
-    assert "it has not answered within 2 s" in what
+    assert "it did not answer within 2 s" in what
     assert "--no-play" in what
 
 
@@ -335,14 +339,14 @@ def test_rows_say_what_is_refused_and_what_the_trainer_says() -> None:
     assert [(f.level, f.what) for f in said] == [
         (
             "error",
-            "2 of 2 rows have responses_create_params.seed, which every server refuses (422)",
+            "2 of 2 rows have responses_create_params.seed, which every model server refuses (422)",
         ),
         (
             "warning",
-            "2 of 2 rows have responses_create_params.instructions, which NeMo Gym 0.4.0 drops "
-            "without a word",
+            "2 of 2 rows have responses_create_params.instructions, which NeMo Gym 0.4.0 "
+            "silently drops",
         ),
-        ("ok", "rows have temperature (2) of their own: the trainer's are used, on-policy"),
+        ("ok", "rows set temperature (2), but the policy is sampled with the trainer's settings"),
     ]
     assert list(row_findings([{"responses_create_params": {"input": "hi"}}])) == []
 
@@ -361,8 +365,8 @@ def test_the_command_says_each_finding_and_has_a_status(
         assert main(["doctor", "--nemo-gym", gym.url, "--dataset", str(bad)]) == 1
         said = capsys.readouterr().out
         assert "FAIL" in said
-        assert "there is no agent 'c'; there are: a, b" in said
-        assert "\n     hint: start Gym with the configuration that has it" in said
+        assert "there is no agent 'c'; the agents are: a, b" in said
+        assert "\n     hint: start Gym with the configuration of that agent" in said
         assert main(["doctor", "--nemo-gym", gym.url, "--timeout", "0"]) == 1
 
 
@@ -484,5 +488,5 @@ def test_what_cannot_train_ends_before_the_first_batch(
     if check is not None:
         said = str(raised.value)
         assert "return_token_id_information off" in said
-        assert "has another api_key than the gateway's key" in said
+        assert "has an api_key that is not the gateway's key" in said
         assert KEY not in said

@@ -263,7 +263,7 @@ def test_a_server_behind_an_agent_that_is_gone_is_named_before_the_next_attempt(
     assert f"agent a of nemo_gym cannot play: its {what} {name} at http://127.0.0.1:1 does not" in (
         str(rollout.error)
     )
-    assert "hint: see the log of Gym; a server that has ended is not started again" in str(
+    assert "hint: see the log of Gym, which does not restart a server that has ended" in str(
         rollout.error
     )
 
@@ -302,7 +302,7 @@ def test_an_agent_on_a_machine_that_is_silent_fails_its_own_rows(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         good, dead = with_an_agent_at(stage, url).play(["a", "dead"], retries=1)
     assert outcomes([good, dead]) == ["ok", "failed"]
-    said = f"agent dead of nemo_gym at {url} cannot be asked: ConnectionTimeoutError"
+    said = f"agent dead of nemo_gym at {url} cannot be reached: ConnectionTimeoutError"
     assert dead.attempts == 2
     assert said in str(dead.error)
 
@@ -340,7 +340,7 @@ def test_a_batch_has_an_end_though_agents_hang(stage: Any) -> None:
         ["a", "b", "b"], gym={"batch_timeout_s": LIMIT_S}, max_rollouts=2, retries=3
     )
     assert outcomes(rollouts) == ["ok", "failed", "failed"]
-    said = f" was still playing when batch_timeout_s={LIMIT_S:g} was over"
+    said = f" did not finish within batch_timeout_s={LIMIT_S:g}"
     assert all("agent b of nemo_gym at http" in str(rollout.error) for rollout in rollouts[1:])
     assert all(said in str(rollout.error) for rollout in rollouts[1:])
     assert [rollout.attempts for rollout in rollouts] == [1, 1, 1]
@@ -451,7 +451,9 @@ def test_a_prompt_that_is_too_long_is_a_failure_and_no_zero(stage: Any) -> None:
     (rollout,) = scene.play(context=300, retries=3)
     assert outcomes([rollout]) == ["failed"]
     assert (rollout.reward, rollout.attempts) == (None, 1)
-    assert "was refused, for max_context_tokens: its prompt alone is too long" in str(rollout.error)
+    assert "was refused because of max_context_tokens: the prompt alone is too long" in str(
+        rollout.error
+    )
 
 
 def test_a_model_server_that_asks_another_policy_is_named(stage: Any) -> None:
@@ -461,8 +463,8 @@ def test_a_model_server_that_asks_another_policy_is_named(stage: Any) -> None:
     scene = Scene(stage, a=elsewhere)
     (rollout,) = scene.play(retries=3)
     assert rollout.attempts == 1
-    assert "agent a answered, and no call of it was heard by this gateway" in str(rollout.error)
-    assert "policy_base_url of Gym's configuration must be the gateway's" in str(rollout.error)
+    assert "agent a answered, but the gateway received no call from it" in str(rollout.error)
+    assert "set policy_base_url in Gym's configuration to the gateway's" in str(rollout.error)
 
 
 def test_64_rollouts_of_two_agents_are_kept_apart(stage: Any) -> None:
@@ -484,7 +486,7 @@ def test_64_rollouts_of_two_agents_are_kept_apart(stage: Any) -> None:
 
 def test_a_row_of_an_agent_that_is_gone_ends_the_batch(stage: Any) -> None:
     scene = Scene(stage, a=one_turn)
-    with pytest.raises(ValueError, match="nemo_gym: there is no agent 'b'; there are: a"):
+    with pytest.raises(ValueError, match="nemo_gym: there is no agent 'b'; the agents are: a"):
         scene.play(["b"])
 
 

@@ -83,12 +83,12 @@ def test_a_judge_that_is_the_policy_ends_before_the_first_batch(
         scene.play(check=check)
     said = str(raised.value)
     assert (
-        "resources server a_resources asks policy_model by its field judge_model_server, which is "
-        "the policy that is trained"
+        "resources server a_resources calls policy_model, named in its field judge_model_server, "
+        "which is the policy that is trained"
     ) in said
     assert (
-        "hint: give judge_model_server a model server of its own; or "
-        'NemoGym(..., judge="policy") answers it from the policy, and never trains that'
+        "hint: give judge_model_server its own model server, or use NemoGym(..., "
+        'judge="policy"), which answers the judge from the policy without training on it'
     ) in said
     assert scene.gym.bodies == []
 

@@ -192,7 +192,7 @@ def test_tokens_that_are_not_the_ledgers_are_drift_and_have_no_reward(
         else:
             assert outcome(rollout) == "ok", name
     assert found == DRIFTS
-    assert "answered with tokens that are not those of this gateway" in caplog.text
+    assert "answered with tokens that this gateway did not sample" in caplog.text
 
 
 @pytest.mark.parametrize("name", sorted(SPELLED))

@@ -91,17 +91,18 @@ def test_a_mix_has_every_line_and_the_shares_that_were_asked(weights: Any) -> No
     ("line", "said"),
     [
         ("{", "line 2: Expecting property name"),
-        ("[]", "line 2: a row is a JSON object, got list"),
-        ("{}", "line 2: the row has no responses_create_params with an input"),
+        ("[]", "line 2: a row must be a JSON object, got list"),
+        ("{}", "line 2: the row needs responses_create_params with an input"),
         (
             json.dumps(row(agent_ref={"name": "c"})),
-            "line 2: there is no agent 'c'; there are: a, b\n"
-            "hint: start Gym with the configuration that has it",
+            "line 2: there is no agent 'c'; the agents are: a, b\n"
+            "hint: start Gym with the configuration of that agent",
         ),
         (
             json.dumps(row()),
-            "line 2: the row names no agent: it has neither agent_ref nor task_source; there are: "
-            "a, b\nhint: agent= (of the command: --agent) names the agent of rows that name none",
+            "line 2: the row names no agent: it has neither agent_ref nor task_source; the "
+            "agents are: a, b\n"
+            "hint: pass agent= (or --agent on the command line) for rows that name no agent",
         ),
     ],
 )
@@ -125,21 +126,21 @@ def line_of(said: Any = "hi", **params: Any) -> bytes:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (line_of(None), f"{PARAMS}.input is null: it must be a text or a list of messages"),
-        (line_of(7), f"{PARAMS}.input is 7: it must be a text or a list of messages"),
-        (line_of([]), f"{PARAMS}.input is []: it must be a text or a list of messages"),
-        (line_of({}), f"{PARAMS}.input is {{}}: it must be a text or a list of messages"),
-        (line_of(["hi"]), f'{PARAMS}.input[0] is "hi": it must be a message, a JSON object'),
-        (line_of("\ud800"), "it has half a character, \\ud800, which no server takes"),
+        (line_of(None), f"{PARAMS}.input is null: it must be a string or a list of messages"),
+        (line_of(7), f"{PARAMS}.input is 7: it must be a string or a list of messages"),
+        (line_of([]), f"{PARAMS}.input is []: it must be a string or a list of messages"),
+        (line_of({}), f"{PARAMS}.input is {{}}: it must be a string or a list of messages"),
+        (line_of(["hi"]), f'{PARAMS}.input[0] is "hi": it must be a message (a JSON object)'),
+        (line_of("\ud800"), "the line has half a surrogate pair, \\ud800, which servers refuse"),
         (line_of("caf\xe9").replace(b"\\u00e9", b"\xe9"), "it is not UTF-8, from byte "),
         (
             line_of(metadata={"extra_body": "{"}),
-            f'{PARAMS}.metadata.extra_body must be a JSON object, written as a text: it is "{{"',
+            f'{PARAMS}.metadata.extra_body must be a string with a JSON object, got "{{"',
         ),
         (line_of(metadata={"extra_body": {}}), "extra_body must be a JSON object, written as a"),
         (line_of(metadata=[1]), f"{PARAMS}.metadata is [1]: it must be a JSON object"),
-        (b"[" * 100_000, "it is nested too deep"),
-        (line_of(temperature=float("nan")), "it has NaN, which is no JSON"),
+        (b"[" * 100_000, "the line is nested too deeply"),
+        (line_of(temperature=float("nan")), "the line has NaN, which is not valid JSON"),
     ],
 )
 def test_a_bad_line_is_named_when_it_is_read(
@@ -164,9 +165,9 @@ def test_lines_end_at_newlines_alone(gym: NemoGym, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"jsonl": []}, "jsonl names no file"),
-        ({"agent": ["a", "b"]}, "agent has 2 names for 1 files"),
-        ({"weights": [1, 2]}, "weights has 2 numbers for 1 files"),
+        ({"jsonl": []}, "jsonl is empty: pass at least one file"),
+        ({"agent": ["a", "b"]}, "agent= has 2 names, but jsonl has 1 files"),
+        ({"weights": [1, 2]}, "weights has 2 numbers, but there are 1 files"),
         ({"weights": [0]}, "weights has 0: each must be more than 0"),
         ({"agent": "c"}, "there is no agent 'c'"),
     ],
@@ -296,7 +297,7 @@ def test_a_materialized_task_is_an_episode_of_an_environment_server_alone() -> N
     assert body["task"]["task_id"] == task_row["task_id"]
     assert body["task"]["task_input"]["task_data"] == {"k": 1}
     assert body["task"]["task_input"]["responses_create_params"]["top_p"] == 0.9
-    with pytest.raises(UnplayableRow, match="start its environment server"):
+    with pytest.raises(UnplayableRow, match="start the environment server"):
         sent(task_row)
 
 

@@ -60,7 +60,7 @@ def test_the_innermost_error_is_what_one_reads(runs: Path) -> None:
     assert str(error) == "agent agent answered 500: KeyError('choices')"
     error = failure(500, cases["verifier_field_missing"]["reply"])
     assert "Field required" in str(error)
-    assert str(error).endswith("hint: the row lacks a field that its resources server needs")
+    assert str(error).endswith("hint: add the field to the row; its resources server needs it")
     error = failure(422, cases["null_tools"]["reply"])
     assert "Input should be a valid list" in str(error)
     assert not error.may_pass

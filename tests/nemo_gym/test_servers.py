@@ -93,17 +93,22 @@ def test_a_typed_environment_server_of_several_agents_is_one() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"agent_ref": {"name": "c"}}, "there is no agent 'c'; there are: a, b"),
+        ({"agent_ref": {"name": "c"}}, "there is no agent 'c'; the agents are: a, b"),
         (
             {"task_source": "tools"},
             "task_source 'tools' has several agents: a, b\n"
-            "hint: name one by agent=, or in the rows' agent_ref",
+            "hint: choose one with agent=, or with agent_ref in the rows",
         ),
         (
             {"task_source": "x"},
-            "task_source 'x' is no agent, and no resources server of one; there are: a, b",
+            "task_source 'x' is neither an agent nor the resources server of one; the agents "
+            "are: a, b",
         ),
-        ({}, "the row names no agent: it has neither agent_ref nor task_source; there are: a, b"),
+        (
+            {},
+            "the row names no agent: it has neither agent_ref nor task_source; the agents are: "
+            "a, b",
+        ),
     ],
 )
 def test_a_row_without_one_agent_is_an_error_that_lists_them(row: Any, said: str) -> None:

@@ -129,7 +129,8 @@ def test_what_stays_ambiguous_is_refused_and_says_so(stage: Any) -> None:
     assert [status for status, _ in refused] == [400, 400]
     for _, said in refused:
         assert said["error"]["message"].startswith(
-            "two rollouts of a have this history, and the request names neither\nhint: "
+            "two rollouts of a have this history, and the request does not say which one it "
+            "belongs to "
         )
 
 
@@ -168,9 +169,9 @@ def test_the_true_reason_is_given_where_nothing_fits(
 
     (rollout,) = played(stage, asks_something_else, "one?")
     assert "1 request without a rollout id was refused" in (rollout.error or "")
-    assert "1 message from user 'Solve task 7.': the request names no rollout" in rollout.error
+    assert "a request of 1 message, first user 'Solve task 7.': the request names no rollout" in rollout.error
     assert "policy_base_url" not in rollout.error
-    assert "0 were given to the rollout that has their history, 1 were refused" in caplog.text
+    assert "0 were matched to a rollout by their history, 1 were refused" in caplog.text
 
 
 @contextmanager

@@ -110,8 +110,8 @@ def test_an_actor_that_dies_costs_its_attempts(
     again = {f"{r.rollout_id}.0": r for r in played.rollouts if r.attempts > 1}
     assert 1 <= len(again) <= 2, "what was in that actor"
     for rollout in again.values():
-        assert f"{of.__name__}: its actor is gone: Actor" in rollout.attempt_errors[0]
-        assert "\nhint: it is replaced, and the" in rollout.attempt_errors[0]
+        assert f"{of.__name__}: its actor died: Actor" in rollout.attempt_errors[0]
+        assert "\nhint: abut replaces the actor" in rollout.attempt_errors[0]
     assert rollout_id in again
     assert pid not in {str(rollout.extras["pid"]) for rollout in again.values()}
 
@@ -139,7 +139,7 @@ def test_a_node_that_is_lost_costs_the_attempts_on_it(
     assert removed
     rollout_id, _, _ = done(tmp_path, "hang")
     again = {f"{r.rollout_id}.0": r for r in played.rollouts if r.attempts > 1}
-    assert "its actor is gone: Actor" in again[rollout_id].attempt_errors[0]
+    assert "its actor died: Actor" in again[rollout_id].attempt_errors[0]
     pool.close()
     cluster.remove_node(nodes[0])
 
@@ -200,7 +200,7 @@ def test_what_an_agent_returns_is_judged_as_here(pool_of: Any, stage: Stage) -> 
     ).rollouts
     assert (played[0].error, played[0].reward) == (None, None)
     assert (played[1].error or "").startswith("EnvError: odd returned str: expected a number")
-    assert "odd returned what cannot be sent back: TypeError" in (played[2].error or "")
+    assert "odd returned a value that cannot be sent back: TypeError" in (played[2].error or "")
 
 
 def test_names_and_sessions_are_those_of_the_agent_here(pool_of: Any, stage: Stage) -> None:
@@ -298,8 +298,8 @@ def test_a_gateway_that_nodes_cannot_reach_is_said(pool_of: Any, stage: Stage) -
                 play(stage, pool_of(talks), gateway=gateway, retries=0)
         finally:
             gateway.stop()
-    assert f"nothing answers at {url.removeprefix('http://')}" in str(raised.value)
-    assert "gateway=Gateway(host=…)) needs an address" in str(raised.value)
+    assert f"cannot reach {url.removeprefix('http://')}" in str(raised.value)
+    assert "gateway=Gateway(host=…)) to an address" in str(raised.value)
 
 
 def test_what_cannot_be_an_agent_of_a_pool_is_refused() -> None:

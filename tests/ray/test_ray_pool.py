@@ -83,7 +83,7 @@ def test_an_environment_with_nothing_to_close_is_over_with_its_last_reply(
         for _ in range(3):
             assert not waiting.done()
             await far.step("on")
-        with pytest.raises(EnvError, match=r"Plain\.step after the end of its episode"):
+        with pytest.raises(EnvError, match=r"Plain\.step was called after the end of its episode"):
             await far.step("on")
         far.close()
         await waiting
@@ -196,7 +196,7 @@ def test_an_actor_that_dies_is_replaced(pool_of: Any, kill: str) -> None:
         pid = int(await said(env, "pid"))
         if kill == "signal":
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EnvError, match=r"Far\.step: its actor is gone: Actor.*\nhint: it is"):
+        with pytest.raises(EnvError, match=r"Far\.step: its actor died: Actor.*\nhint: abut"):
             await env.step("die")
         env.close()
         assert await said(await lent(pool), "pid") != str(pid)
@@ -268,7 +268,7 @@ def test_a_node_that_is_lost_costs_the_episodes_on_it(
         assert set(envs) == {lost.node_id, kept.node_id}
         cluster.remove_node(lost, graceful)
         error = await what_ends(envs[lost.node_id])
-        assert re.search(r"its actor is gone: Actor(Unavailable|Died)Error", error)
+        assert re.search(r"its actor died: Actor(Unavailable|Died)Error", error)
         envs[lost.node_id].close()
         again = await lent(pool)
         assert await said(again, "node") == kept.node_id == await said(envs[kept.node_id], "node")
@@ -314,8 +314,8 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
         env.close()
         with pytest.raises(EnvError) as raised:
             await lent(pool)
-        assert str(raised.value).startswith("no actor has answered for start_timeout_s=1: an actor")
-        why = r"\nthe last that (was lost|failed): its actor is gone: Actor"
+        assert str(raised.value).startswith("no actor answered within start_timeout_s=1: an actor")
+        why = r"\nthe last that (was lost|failed): its actor died: Actor"
         assert re.search(why, str(raised.value))
         again = a_node(cluster, lone=1)
         await all_ready(pool)
@@ -342,11 +342,11 @@ def test_a_cluster_without_room_is_said_with_what_there_is(
         asyncio.run(lent(pool))
     text = str(raised.value)
     assert text.startswith(
-        f"no actor has answered for start_timeout_s=1: an actor asks for {asked}; "
-        "free in the cluster: {'CPU': "
+        f"no actor answered within start_timeout_s=1: an actor needs {asked}; free in the "
+        "cluster: {'CPU': "
     )
-    assert "\nhint: `ray status` shows the nodes; ask for less" in text
-    assert eventually(lambda: "no actor of the pool runs yet: an actor asks" in caplog.text)
+    assert "\nhint: run `ray status` to see the nodes; request less" in text
+    assert eventually(lambda: "no actor of the pool is running yet: an actor asks" in caplog.text)
 
 
 def test_actors_beyond_the_room_are_said_and_the_others_play(pool_of: Any, caplog: Any) -> None:
@@ -359,7 +359,7 @@ def test_actors_beyond_the_room_are_said_and_the_others_play(pool_of: Any, caplo
         await pool._loop.ask(pool._actors.say_who_runs)
 
     asyncio.run(play())
-    assert "of 9 actors run, the others wait for room, and rollouts in line: an" in caplog.text
+    assert "of 9 actors are running; the others wait for room in the cluster" in caplog.text
 
 
 def test_an_environment_that_no_node_can_import_is_said_at_once(
@@ -388,8 +388,11 @@ def test_an_environment_that_no_node_can_import_is_said_at_once(
 @pytest.mark.parametrize(
     ("action", "what"),
     [
-        ("unsent", "Odd.step returned what cannot be sent back: TypeError: it has a lock"),
-        ("unread", "Odd.step returned what cannot be read here: FileNotFoundError: "),
+        ("unsent", "Odd.step returned a value that cannot be sent back: TypeError: it has a lock"),
+        (
+            "unread",
+            "Odd.step returned a value that this process cannot unpickle: FileNotFoundError: ",
+        ),
     ],
 )
 def test_a_reply_that_cannot_travel_is_the_failure_of_its_environment(
@@ -416,7 +419,7 @@ def test_what_cannot_be_lent_is_refused_before_anything_starts() -> None:
         RayPool(Far(), size=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"RayPool\(size=0\): must be at least 1"):
         RayPool(Far, size=0)
-    with pytest.raises(ValueError, match=r"RayPool\(max_restarts=…\) is set by the pool"):
+    with pytest.raises(ValueError, match=r"RayPool\(max_restarts=…\) cannot be changed"):
         RayPool(Far, size=1, max_restarts=1)
 
 
@@ -508,7 +511,7 @@ def test_an_environment_is_closed_before_its_slot_is_lent(pool_of: Any, tmp_path
 
 
 def test_another_cluster_and_a_late_folder_are_refused(cluster: Any, pool_of: Any) -> None:
-    with pytest.raises(ValueError, match=r"this process is in the cluster of .* already"):
+    with pytest.raises(ValueError, match=r"this process has already joined the cluster of "):
         RayPool(Far, size=1, address="127.0.0.1:1")
     with pytest.raises(ValueError, match="goes with a whole job, and this one has begun"):
         RayPool(Far, size=1, runtime_env={"working_dir": "."})

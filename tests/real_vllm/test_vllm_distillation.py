@@ -53,11 +53,11 @@ def test_what_it_cannot_score_is_refused_before_the_first_row(
 ) -> None:
     with pytest.raises(TeacherError, match="hint: start the server with --max-logprobs 21"):
         asked(server, Student(hf_tokenizer, 21, 64))
-    with pytest.raises(TeacherError, match="holds 1024 tokens, and needs 1025"):
+    with pytest.raises(TeacherError, match="has a context of 1024 tokens but needs 1025"):
         asked(server, Student(hf_tokenizer, 1, 1024))
     other = copy.deepcopy(hf_tokenizer)
     other.add_tokens(["brown fox"])
-    with pytest.raises(TeacherError, match="has another tokenizer than the student: token"):
+    with pytest.raises(TeacherError, match="has a different tokenizer than the student: token"):
         asked(server, Student(other, 1, 64))
 
 
@@ -68,7 +68,7 @@ def test_a_row_that_it_cannot_score_ends_the_run_with_its_words(
         asked(server, Student(hf_tokenizer, 1, None), ids=np.append(IDS, 600))
     with pytest.raises(TeacherError, match="maximum context length") as raised:
         asked(server, Student(hf_tokenizer, 1, None), ids=np.tile(IDS, 103))
-    assert "hint: RolloutConfig(max_context_tokens=…)" in str(raised.value)
+    assert "hint: lower RolloutConfig(max_context_tokens=…)" in str(raised.value)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_the_warning_names_the_environment_and_its_line_once(
     stage.play(blocking, neighbour, blocking, retries=0)
     (warning,) = warnings(caplog)
     assert warning.startswith("Blocking.reset has blocked the event loop")
-    assert "environments of this class have a loop and a thread of their own" in warning
+    assert "environments of this class get their own event loop and thread" in warning
     place = warning.partition("(most recent call last):\n")[2]
     assert place.startswith(f'  File "{__file__}", line ')
     assert "in blocks\n    over()" in place

@@ -64,8 +64,8 @@ def test_what_is_only_noted_is_in_no_token(talk: Conversation) -> None:
     with pytest.raises(TrajectoryError) as raised:
         talk.request()
     assert str(raised.value) == (
-        "1 of 3 messages are not written: the policy would not see them\n"
-        "hint: open() or reply() first"
+        "1 of 3 messages are not written yet, so the policy would not see them\n"
+        "hint: call open() or reply() first"
     )
     talk.reply()
     assert talk.trajectory.ids.tolist() == parts_of(
@@ -128,8 +128,8 @@ def test_a_stop_string_that_is_not_there_is_an_error(talk: Conversation) -> None
     with pytest.raises(SamplerError) as raised:
         talk.hear(ids, [-0.5] * len(ids), stop_string="END")
     assert str(raised.value) == (
-        "turn 0: the sample ended on the stop string 'END', which is not in its text\n"
-        "hint: return all sampled ids, those of the stop string included"
+        "turn 0: the sample ended with the stop string 'END', but its text does not have it\n"
+        "hint: the sampler must return all sampled ids, including those of the stop string"
     )
 
 

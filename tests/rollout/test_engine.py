@@ -623,9 +623,9 @@ def test_an_engine_has_all_its_attributes_from_the_start_and_keeps_nothing_of_a_
 
 def test_nothing_bounds_a_rollout_is_an_error(stage: Stage) -> None:
     engine = stage.engine(Recording(stage.says()), completion=None)
-    with pytest.raises(ValueError, match="nothing bounds a rollout") as raised:
+    with pytest.raises(ValueError, match="a rollout has no token limit") as raised:
         engine.run(stage.tasks([Talk]))
     assert str(raised.value) == (
-        "nothing bounds a rollout: neither RolloutConfig nor the sampler has a limit\n"
-        "hint: RolloutConfig(max_completion_tokens=2048)"
+        "a rollout has no token limit, neither from RolloutConfig nor from the sampler\n"
+        "hint: set RolloutConfig(max_completion_tokens=2048)"
     )

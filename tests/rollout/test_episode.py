@@ -216,8 +216,8 @@ def test_a_prompt_beyond_the_context_fails_and_is_never_truncated(stage: Stage) 
     assert not played.sampler.calls
     assert played.one.columns is None
     assert played.one.error == (
-        f"EnvError: the prompt has {length} tokens and leaves no room for a sample "
-        "(max_context_tokens)\n"
+        f"EnvError: the prompt has {length} tokens and leaves no room for sampled tokens (limit: "
+        "max_context_tokens)\n"
         "hint: shorten the prompt, or raise max_context_tokens"
     )
 

@@ -166,8 +166,8 @@ def test_a_sampled_media_token_ends_the_batch(seeing: Stage, images: Any) -> Non
     with pytest.raises(SamplerError) as raised:
         play(seeing, env(texts=SAID), script=script)
     assert str(raised.value) == (
-        "rollout r0, turn 0: '<image>' was sampled, which only stands for an image\n"
-        "hint: a sampler must keep SampleRequest.never_token_ids from being drawn"
+        "rollout r0, turn 0: '<image>' was sampled, but this token only stands for an image\n"
+        "hint: the sampler must never draw the tokens in SampleRequest.never_token_ids"
     )
 
 
@@ -189,7 +189,7 @@ def test_a_sampler_that_takes_no_images_is_refused(seeing: Stage) -> None:
         ([{"type": "image"}], "EnvError: Talk.reset replied with no image: a block of the type"),
         (
             [{"role": "tool", "content": [block(ONE)]}],
-            "EnvError: Talk.reset replied with an image in a message of the role 'tool': ",
+            "EnvError: Talk.reset replied with an image in a 'tool' message: ",
         ),
     ],
 )
@@ -294,7 +294,9 @@ def test_a_processor_that_says_a_wrong_number_of_features_is_found(seeing: Stage
     wrong = object.__new__(Wrong)
     wrong.__dict__.update(processor.__dict__)
     talk = Conversation(seeing.tokenizer, wrong)
-    with pytest.raises(TrajectoryError, match="16 media tokens were written for 1 images with 17"):
+    with pytest.raises(
+        TrajectoryError, match="the prompt has 16 media tokens, but its 1 images have 17"
+    ):
         talk.open([{"role": "user", "content": [block(Image.of(picture(77)))]}])
 
 

@@ -101,25 +101,28 @@ def test_a_refused_call_s_name_is_known() -> None:
     [
         (
             {"rewards": {"wite": 1.0}},
-            "AgentResult.rewards has 'wite', which is no name and no session of this rollout's "
-            "calls, and no answer's id\nhint: its names and sessions are 'b1', 'b2', 'b3', "
-            "'black', 'judge', 'white'; a name that may have made no call must be in "
-            "AgentResult.names",
+            "AgentResult.rewards has 'wite', which is not a name or session of this rollout's "
+            "calls, nor the id of an answer\n"
+            "hint: the names and sessions are 'b1', 'b2', 'b3', 'black', 'judge', 'white'; list "
+            "a name that may make no calls in AgentResult.names",
         ),
         (
             {"rewards": {"w0": 1.0}},
-            "AgentResult.rewards has 'w0', an answer's id, but rewards of single turns need "
-            "credit\nhint: make_rollout_func(…, credit=Returns()) with abut.trl.GRPOTrainer",
+            "AgentResult.rewards has 'w0', the id of an answer, but rewards of single turns need "
+            "credit\n"
+            "hint: use make_rollout_func(…, credit=Returns()) with abut.trl.GRPOTrainer",
         ),
         (
             {"rewards": {"white": 1.0}, "session": "white"},
-            "'white' is both the name and the session of calls, so a reward for it could be "
-            "either's\nhint: give the name another text",
+            "'white' is both a name and a session of calls, so it is not clear which of them a "
+            "reward for it belongs to\n"
+            "hint: use another name",
         ),
         (
             {"names": {"b3": "b1"}},
-            "'b1' is both the name and the session of calls, so a reward for it could be "
-            "either's\nhint: give the name another text",
+            "'b1' is both a name and a session of calls, so it is not clear which of them a "
+            "reward for it belongs to\n"
+            "hint: use another name",
         ),
     ],
 )
@@ -142,8 +145,8 @@ def test_a_reward_for_a_conversation_and_for_one_of_its_turns_is_an_error(
     rewards: dict[str, float | None], conversation: str, answer: str
 ) -> None:
     said = (
-        f"AgentResult.rewards has {conversation!r}, a conversation that is judged by this reward "
-        f"alone, and its answer {answer!r} has a reward too\n"
+        f"AgentResult.rewards has a reward for the conversation {conversation!r} and another for "
+        f"its answer {answer!r}\n"
         "hint: give a reward to the conversation or to its turns, not to both"
     )
     with pytest.raises(ValueError, match="hint: ") as raised:

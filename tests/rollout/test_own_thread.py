@@ -203,8 +203,8 @@ def test_close_follows_a_step_that_hangs_when_that_returns(stage: Stage, caplog:
     assert "did not answer within step_timeout_s=6" in errors[0]
     assert errors[1:] == [None] * 7
     assert [r.message for r in caplog.records if "have not returned" in r.message] == [
-        "1 calls of environments have not returned: each keeps a thread until it does, and the "
-        "environment is closed then"
+        "1 calls of environments have not returned: each keeps a thread until it returns, and "
+        "then its environment is closed"
     ]
     hold.set()
     assert eventually(lambda: len(calls) == 2)
@@ -316,7 +316,7 @@ def test_where_no_thread_starts_the_error_says_what_to_do(stage: Stage, monkeypa
     monkeypatch.setattr("abut.concurrency.threads._CachedThread.__init__", refuse)
     played = stage.play(Talk, retries=0, max_failed_frac=1.0)
     assert (
-        "no thread could be started for an environment: RuntimeError: can't start new thread"
+        "could not start a thread for an environment: RuntimeError: can't start new thread"
         in played.one.error
     )
     assert "max_rollouts" in played.one.error

@@ -31,8 +31,8 @@ def test_a_reward_of_nan_is_told_once(stage: Stage, twin: Any, caplog: Any) -> N
 
     play(stage, env(twin(Silent)))
     assert said(caplog) == [
-        "Silent.reward is NaN, which is taken as no score: what has none trains nothing\n"
-        "hint: see what the reward is made of; None says that there is no score"
+        "Silent.reward is NaN, so the rollout counts as unscored and is not trained\n"
+        "hint: fix the computation of the reward; use None where there is no score"
     ]
 
 
@@ -52,8 +52,9 @@ def test_an_environment_that_never_ends_an_episode_is_told_once(stage: Stage, ca
     for _ in range(3):
         engine.run(stage.tasks([endless, fine] * 16))
     assert said(caplog) == [
-        "all 32 rollouts of Endless ran into max_turns=3: it has ended no episode itself\n"
-        "hint: set self.alive to False in the step that ends an episode; where it takes more "
+        "all 32 rollouts of Endless reached max_turns=3: the environment never ended an episode "
+        "itself\n"
+        "hint: set self.alive = False in the step that ends an episode; if episodes need more "
         "turns, raise RolloutConfig.max_turns"
     ]
 
@@ -85,10 +86,10 @@ def test_a_limit_that_no_turn_fits_into_is_told_once(
 ) -> None:
     play(stage, Talk, script="yes yes yes", **limits)
     assert said(caplog) == [
-        "none of 32 rollouts got beyond its first turn, which was cut or left no room for a second "
-        f"({shown})\n"
-        "hint: raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
-        "what is said between them; RolloutConfig.max_turn_tokens bounds one turn"
+        "all 32 rollouts ended in their first turn, because it was cut or left no room for a "
+        f"second turn ({shown})\n"
+        "hint: raise GRPOConfig.max_completion_length, which must hold all turns of a rollout "
+        "and all replies; to limit a single turn, set RolloutConfig.max_turn_tokens"
     ]
 
 
@@ -107,10 +108,10 @@ def test_a_budget_that_ends_most_rollouts_of_a_batch_is_told_once(
     turns = len(rollouts[0].turns)
     assert turns > 1
     assert said(caplog) == [
-        "9 of the 10 rollouts of a batch ended on max_completion_tokens=20, after "
-        f"{turns} turns (median)\n"
-        "hint: raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
-        "what is said between them"
+        f"9 of 10 rollouts of a batch were cut by max_completion_tokens=20, after {turns} turns "
+        "(median)\n"
+        "hint: raise GRPOConfig.max_completion_length, which must hold all turns of a rollout "
+        "and all replies"
     ]
 
 

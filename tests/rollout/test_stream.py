@@ -457,7 +457,7 @@ def test_rollouts_of_which_something_was_lost_are_judged(
         warned = [r.getMessage() for r in caplog.records if "Others of its kind" in r.getMessage()]
         assert len(warned) == 1
         assert warned[0].endswith(
-            "Lost: its row of 1\nhint: wait\nOthers of its kind are logged as DEBUG."
+            "Lost: its row of 1\nhint: wait\nFurther errors of this kind are logged at level DEBUG."
         )
         return
     with pytest.raises(RolloutError, match=text):

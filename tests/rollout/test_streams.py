@@ -112,8 +112,8 @@ def test_turns_whose_values_have_two_shapes_are_refused() -> None:
     with pytest.raises(SamplerError) as raised:
         _ = Branch(columns, turns=turns).streams
     assert str(raised.value) == (
-        "stream 'kept' has values of the shapes (1,), (2,) in the turns of one row\n"
-        "hint: a stream has one shape behind its first dimension"
+        "stream 'kept' has different shapes in the turns of one row: (1,), (2,)\n"
+        "hint: after the first dimension, all arrays of a stream must have the same shape"
     )
 
 

@@ -409,8 +409,9 @@ def test_an_old_trl_that_wakes_an_engine_with_old_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="sleep") as raised:
         colocated(Generation(sleeps=True), (1, 9, 0))
     assert str(raised.value) == (
-        "vllm_enable_sleep_mode=True with TRL 1.9.0: the engine would wake with the weights that "
-        "it was started with\nhint: pip install 'trl>=1.10', or vllm_enable_sleep_mode=False"
+        "vllm_enable_sleep_mode=True with TRL 1.9.0: after a sleep the engine would sample with "
+        "the weights it was started with\n"
+        "hint: pip install 'trl>=1.10', or set vllm_enable_sleep_mode=False"
     )
     colocated(Generation(sleeps=False), (1, 9, 0))
 

@@ -35,6 +35,6 @@ def test_too_many_failures_end_all_ranks_alike(tmp_path: Path) -> None:
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     one, other = run_ranks("agents", tmp_path, "the policy is down")
     assert one["raised"] == (
-        "RolloutError: rank 1 has ended training: SamplerError: the server is down"
+        "RolloutError: training ended on rank 1: SamplerError: the server is down"
     )
     assert other["raised"] == "SamplerError: the server is down"

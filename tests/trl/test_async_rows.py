@@ -317,9 +317,9 @@ def test_a_reward_for_each_rollout() -> None:
 
 def test_reward_functions_are_functions() -> None:
     assert reward_functions(env_reward) == reward_functions([env_reward]) == [env_reward]
-    with pytest.raises(TypeError, match="'a/model', which is no function\nhint: call a reward"):
+    with pytest.raises(TypeError, match="'a/model', which is not a function\nhint: call a reward"):
         reward_functions(["a/model"])
-    with pytest.raises(ValueError, match="reward_funcs is empty: nothing could be learned"):
+    with pytest.raises(ValueError, match="reward_funcs is empty, so there is nothing to"):
         reward_functions([])
 
 

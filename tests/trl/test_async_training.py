@@ -237,12 +237,12 @@ def test_a_run_that_is_not_resumed_begins_anew(run: Any) -> None:
 def test_without_the_callback_it_is_said(run: Any, caplog: Any) -> None:
     first = run(callback=False, max_steps=2, save_strategy="steps", save_steps=2)
     first.trainer.train()
-    assert "checkpoints will not say where training was in the dataset" in caplog.text
+    assert "a resumed run will start again at the first row of the dataset" in caplog.text
     assert not first.worker.position._rows
     caplog.clear()
     second = run(max_steps=3)
     second.trainer.train(resume_from_checkpoint=True)
-    assert "the checkpoint does not say where training was" in caplog.text
+    assert "the checkpoint does not say which rows of the dataset were trained" in caplog.text
 
 
 def test_a_resumed_run_trains_what_is_left_of_its_epochs(run: Any) -> None:

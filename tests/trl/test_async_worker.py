@@ -592,7 +592,7 @@ def test_a_loop_that_is_blocked_is_said_to_hang(begin: Any) -> None:
     assert blocked.wait(WAIT_S)
     ours.worker.check_health(1000.0)
     ours.worker.check_health(1000.0)
-    with pytest.raises(RolloutError, match="hangs: its loop has not answered for 0 s"):
+    with pytest.raises(RolloutError, match="hangs: its event loop has not responded for 0 s"):
         ours.worker.check_health(0.0)
     go.set()
     assert eventually(lambda: ours.worker._pinged_at is None)
@@ -635,23 +635,26 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
     with pytest.raises(TypeError) as raised:
         make(credit=lambda group: group)
     assert str(raised.value) == (
-        "credit= with the asynchronous worker: AsyncGRPOTrainer takes one advantage for each row, "
-        "not one for each token\nhint: leave it out, or train with abut.trl.GRPOTrainer; rewards "
-        "of whole conversations (AgentResult.rewards) count here"
+        "credit= does not work with the asynchronous worker, because AsyncGRPOTrainer takes one "
+        "advantage per row, not per token\n"
+        "hint: leave credit out, or train with abut.trl.GRPOTrainer; rewards of whole "
+        "conversations (AgentResult.rewards) work with both"
     )
     for branch in ("longest", "last", "random"):
         with pytest.raises(TypeError) as raised:
             make(config=RolloutConfig(branch=branch))  # type: ignore[arg-type]
         assert str(raised.value) == (
-            f"RolloutConfig(branch={branch!r}) with the asynchronous worker: it trains every "
-            "conversation\nhint: leave branch out"
+            f"RolloutConfig(branch={branch!r}) does not work with the asynchronous worker, which "
+            "trains every conversation\n"
+            "hint: leave branch out"
         )
     make(config=RolloutConfig(branch="all"))
     with pytest.raises(TypeError) as raised:
         make(processor=SimpleNamespace(images=object()))
     assert str(raised.value) == (
-        "processor=SimpleNamespace(…) writes images, and asynchronous trainers train without their "
-        "pixels\nhint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
+        "processor=SimpleNamespace(…) writes images, but asynchronous trainers do not pass "
+        "pixels to the model\n"
+        "hint: leave images= out of the processor, or train with abut.trl.GRPOTrainer"
     )
     assert make()._arguments.config.turn_timeout_s == args.request_timeout
     monkeypatch.setattr("abut.trl.streaming.make_worker.trl_version", lambda: (1, 10))

@@ -142,7 +142,9 @@ def test_columns_that_the_trainer_took_away_are_an_error(
     with pytest.raises(ValueError, match="remove_unused_columns=True") as raised:
         run.trainer.train()
     assert str(raised.value).startswith(text)
-    assert str(raised.value).endswith("\nhint: leave that out; False is GRPOConfig's own")
+    assert str(raised.value).endswith(
+        "\nhint: leave remove_unused_columns out; GRPOConfig's default is False"
+    )
 
 
 def test_columns_that_nobody_takes_may_be_removed(
@@ -190,8 +192,8 @@ def test_another_trainers_batch_is_not_read(
     batch([{"prompt": "p", "level": 5}], Outer)
     assert [level for _, _, level in noted.got] == [0]
     assert caplog.messages == [
-        "rollout_func was not called by Batch._generate_and_score_completions on this thread: no "
-        "dataset column reaches an environment but those in prompt[-1]['row']"
+        "rollout_func was not called by Batch._generate_and_score_completions on this thread, so "
+        "environments get only the dataset columns in prompt[-1]['row']"
     ]
 
 
@@ -199,7 +201,7 @@ def test_rows_that_are_not_the_prompts_are_refused(batch: Any) -> None:
     with pytest.raises(ValueError, match="rows") as raised:
         batch([{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}], Fewer)
     assert str(raised.value) == (
-        "Fewer._generate_and_score_completions has 2 rows, but rollout_func got 1 prompts: no "
-        "telling which row is a prompt's\n"
-        "hint: rollout_func must get the prompts of the batch as TRL passes them"
+        "Fewer._generate_and_score_completions has 2 rows, but rollout_func got 1 prompts: abut "
+        "cannot tell which row belongs to which prompt\n"
+        "hint: call rollout_func with the prompts of the batch exactly as TRL passes them"
     )

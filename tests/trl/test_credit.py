@@ -378,8 +378,9 @@ def test_equal_rewards_leave_exactly_nothing(reward: float, count: int, scale: S
 # ---- errors
 
 SHAPE = (
-    "\nhint: return [rollout][conversation, the main one first][own turn], each a finite number, "
-    "or one for each of its sampled tokens"
+    "\n"
+    "hint: return nested lists, indexed by rollout, conversation (the main one first) and own "
+    "turn; each value is a finite number, or an array with one for each sampled token of the turn"
 )
 GROUP = [
     rollout(1.0, conversation(None, None), conversation(None, name="judge")),
@@ -390,27 +391,32 @@ GROUP = [
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "credit: expected a value for each rollout of the group, 2 in all, not a NoneType"),
+        (
+            None,
+            "credit: expected one value for each rollout of the group, 2 in total, got a NoneType",
+        ),
         (
             [[[1, 1], [1]]],
-            "credit: expected a value for each rollout of the group, 2 in all, not 1",
+            "credit: expected one value for each rollout of the group, 2 in total, got 1",
         ),
         (
             [[[1, 1], [1]], 0.0],
-            "credit for rollout 'r': expected a value for each conversation, 1 in all, not a float",
+            "credit for rollout 'r': expected one value for each conversation, 1 in total, got a "
+            "float",
         ),
         (
             [[[1, 1]], [[1]]],
-            "credit for rollout 'r': expected a value for each conversation, 2 in all, not 1",
+            "credit for rollout 'r': expected one value for each conversation, 2 in total, got 1",
         ),
         (
             [[[1, 1], [1, 1]], [[1]]],
-            "credit for rollout 'r', conversation 1 ('judge'): expected a value for each turn "
-            "of its own, 1 in all, not 2",
+            "credit for rollout 'r', conversation 1 ('judge'): expected one value for each own "
+            "turn, 1 in total, got 2",
         ),
         (
             [[[1, [1, 2, 3]], [1]], [[1]]],
-            "credit for rollout 'r', conversation 0, turn 1: shape (3,) for 2 sampled tokens",
+            "credit for rollout 'r', conversation 0, turn 1: the array has shape (3,), but the "
+            "turn has 2 sampled tokens",
         ),
         (
             [[[1, None], [1]], [["x"]]],
@@ -451,7 +457,7 @@ def test_what_a_function_raises_is_raised() -> None:
     ],
 )
 def test_a_reward_that_is_not_finite_is_an_error(one: ScoredRollout, what: str) -> None:
-    message = f"rollout 'r', {what}\nhint: give None where there is no score"
+    message = f"rollout 'r', {what}\nhint: use None where there is no score"
     for credit in (None, Returns()):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             of([one], credit)
@@ -466,7 +472,7 @@ def test_a_discount_is_between_0_and_1(discount: float) -> None:
 def test_the_argument_is_checked() -> None:
     for credit in (None, Returns(0.9), given_zeros):
         assert checked_credit(credit) is credit
-    with pytest.raises(TypeError, match=r"^credit=Returns is the class\nhint: credit=Returns\(\)$"):
+    with pytest.raises(TypeError, match=r"not an instance\nhint: credit=Returns\(\)$"):
         checked_credit(Returns)
     with pytest.raises(
         TypeError,

@@ -80,11 +80,15 @@ def test_media_that_no_prompt_would_show_are_refused(column: str, held: Any, sai
 @pytest.mark.parametrize(
     ("messages", "row", "text"),
     [
-        ([shows(block(), block())], {"image": ONE}, "its row has 1 images, and its messages 2 blo"),
+        (
+            [shows(block(), block())],
+            {"image": ONE},
+            "the row has 1 images, but the messages have 2",
+        ),
         (
             [shows(block())],
             {},
-            "its row has 0 images, and its messages 1 blocks without one\nhint:",
+            "the row has 0 images, but the messages have 1 blocks for them\nhint:",
         ),
         ([user("a")], {"image": "https://a.example"}, "abut fetches no images"),
         ([shows(block(b"no"))], {}, "2 bytes are no image that abut reads"),
@@ -163,8 +167,8 @@ def test_a_trainer_that_trains_no_pixels_is_refused_before_anything_is_played(
     with pytest.raises(TypeError) as raised:
         trainer._generate_and_score_completions([{"prompt": [user("a")], "image": picture(1)}] * 2)
     assert str(raised.value) == (
-        "prompt 0 has an image, and Trainer trains without its pixels\n"
-        "hint: from abut.trl import GRPOTrainer"
+        "prompt 0 has an image, but Trainer does not pass pixels to the model\n"
+        "hint: train with abut.trl.GRPOTrainer"
     )
     assert not sampler.calls
     trainer.rollout_func = make_rollout_func(env(texts=([block(picture(1))],)), sampler=sampler)
@@ -229,7 +233,7 @@ def test_a_failed_rollout_has_a_row_without_tokens_of_images(
 
 def test_the_asynchronous_worker_refuses_images() -> None:
     task = RolloutTask(0, "r0", Talk, [shows(block(ONE))], "", 0)
-    with pytest.raises(TypeError, match="asynchronous trainers train without its pixels\nhint: "):
+    with pytest.raises(TypeError, match="asynchronous trainers do not pass pixels to the"):
         refuse_images([task])
     refuse_images([RolloutTask(0, "r0", Talk, [user("a")], "", 0)])
 

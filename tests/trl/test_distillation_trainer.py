@@ -232,12 +232,13 @@ def test_a_teacher_on_a_server_is_refused_with_the_reason(tmp_path: Path) -> Non
             teacher_model_server_url="http://localhost:1",
         )
     assert str(raised.value) == (
-        "ServerDistillationTrainer(rollout_func=…) without teacher_model=, and "
-        "ServerDistillationTrainer trains every token of a completion, those of the environment "
-        "too: its loss does not look at the mask\n"
-        "hint: AsyncDistillationTrainer with make_distillation_worker trains sampled tokens only, "
-        "and so do abut.trl.GRPOTrainer with make_rollout_func(…, credit=ReverseKL(teacher)) and "
-        "abut.trl.DistillationTrainer, whose teacher_model is in this process"
+        "ServerDistillationTrainer(rollout_func=…) without teacher_model=: "
+        "ServerDistillationTrainer trains every token of a completion, including env tokens, "
+        "because its loss ignores the mask\n"
+        "hint: to train only sampled tokens, use AsyncDistillationTrainer with "
+        "make_distillation_worker, abut.trl.GRPOTrainer with make_rollout_func(…, "
+        "credit=ReverseKL(teacher)), or abut.trl.DistillationTrainer, whose teacher_model runs "
+        "in this process"
     )
 
 
@@ -252,8 +253,9 @@ def test_what_one_row_cannot_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as raised:
         Distilled(tmp_path, config=config).train()
     assert str(raised.value) == (
-        "RolloutConfig(branch='all') with DistillationTrainer, which takes one row for each "
-        "rollout\nhint: AsyncDistillationTrainer with abut.trl.make_distillation_worker"
+        "RolloutConfig(branch='all') does not work with DistillationTrainer, which takes one row "
+        "for each rollout\n"
+        "hint: use AsyncDistillationTrainer with abut.trl.make_distillation_worker"
     )
     credit = ReverseKL(ModelTeacher(float64_model()[1]))
     with pytest.raises(TypeError, match="which has no advantages\nhint: "):
@@ -272,7 +274,7 @@ def test_images_are_refused(tmp_path: Path) -> None:
     pixels = torch.zeros(4, 4, 3, dtype=torch.uint8).numpy()
     blocks = [{"type": "image", "image": pixels}, {"type": "text", "text": "?"}]
     prompt = [{"role": "user", "content": blocks}]
-    with pytest.raises(TypeError, match="DistillationTrainer trains without its pixels"):
+    with pytest.raises(TypeError, match="DistillationTrainer does not pass pixels"):
         run.rollout_func([prompt] * 4, run.trainer)
 
 
@@ -301,8 +303,9 @@ def test_an_older_trl_is_refused(monkeypatch: Any) -> None:
     with pytest.raises(MissingExtraError) as raised:
         _ = abut.trl.DistillationTrainer
     assert str(raised.value) == (
-        "abut.trl.DistillationTrainer needs TRL 1.11 or later, found 1.10.0: before, its loss has "
-        "no mask for tokens of environments\nhint: pip install 'trl>=1.11'"
+        "abut.trl.DistillationTrainer needs TRL 1.11 or later, found 1.10.0: in earlier versions "
+        "its loss does not mask env tokens\n"
+        "hint: pip install 'trl>=1.11'"
     )
 
 

@@ -390,7 +390,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         make(config=RolloutConfig(branch="longest"))
     with pytest.raises(ValueError, match="rollouts_per_prompt=0"):
         make(rollouts_per_prompt=0)
-    with pytest.raises(ValueError, match="so it is always 0\nhint: add_tail_bucket=True"):
+    with pytest.raises(ValueError, match="so it is always 0\nhint: set add_tail_bucket=True"):
         make(settings={"beta": 1.0, "add_tail_bucket": False})
     with pytest.raises(ValueError, match=r"beta=0\.5 with teacher_top_k=0"):
         make(settings={"beta": 0.5, "teacher_top_k": 0})
@@ -418,7 +418,10 @@ def test_trls_server_distillation_is_refused_with_the_reason() -> None:
     class Own(ServerDistillationTrainer):  # type: ignore[misc]
         """As users make one to have it call a rollout_func."""
 
-    with pytest.raises(TypeError, match="its loss does not look at the mask\nhint: AsyncDistill"):
+    with pytest.raises(
+        TypeError,
+        match="its loss ignores the mask\nhint: to train only sampled",
+    ):
         make_rollout_func(Talk)(["say"], object.__new__(Own))
 
 

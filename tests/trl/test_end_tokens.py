@@ -14,9 +14,10 @@ from tests.kit.stage.rollouts import Recording, Stage
 from tests.kit.training.trl_run import Talk, a_trainer
 
 END = (
-    ": TRL tells by its EOS tokens whether a completion ended, and takes others for cut "
-    "(completions/clipped_ratio; mask_truncated_completions leaves them out)\n"
-    "hint: tokenizer.eos_token = '<|im_end|>'"
+    ": TRL counts a completion that does not end with one of its EOS tokens as cut off (in "
+    "completions/clipped_ratio, and with mask_truncated_completions it leaves it out of the "
+    "loss)\n"
+    "hint: set tokenizer.eos_token = '<|im_end|>'"
 )
 
 
@@ -44,8 +45,8 @@ def test_an_eos_that_ends_no_turn_is_told_of_once(stage: Stage, changed: Any) ->
     changed.eos_token = "<|endoftext|>"
     (text,) = told(stage, changed, eos_token_ids=[changed.eos_token_id])
     assert text == (
-        f"turns end on '<|im_end|>', but the tokenizer {changed.name_or_path!r} and the model say "
-        f"'<|endoftext|>'{END}"
+        "turns end with '<|im_end|>', but the EOS tokens of the tokenizer "
+        f"{changed.name_or_path!r} and the model are '<|endoftext|>'{END}"
     )
 
 
@@ -63,7 +64,7 @@ def test_a_tokenizer_without_anything_to_fill_rows_up_with_is_an_error(
     with pytest.raises(ValueError, match="pad token") as raised:
         told(stage, changed)
     assert str(raised.value) == (
-        f"the tokenizer {changed.name_or_path!r} has no pad token, which rows are filled up with, "
-        "and no EOS token to take its place\n"
+        f"the tokenizer {changed.name_or_path!r} has no pad token, which is needed to pad rows, "
+        "and no EOS token to use instead\n"
         "hint: set tokenizer.eos_token to the token that ends a turn, and tokenizer.pad_token"
     )

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* replaces .* of GRPOTrainer:UserWarning"),
 ]
 
-IMPORT = "trains without its pixels\nhint: from abut.trl import GRPOTrainer"
+IMPORT = "does not pass pixels to the model\nhint: train with abut.trl.GRPOTrainer"
 
 
 # ---- text alone
@@ -144,8 +144,8 @@ def test_a_wrapped_rollout_func_is_found_or_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as raised:
         ImageRun("llava", tmp_path, env=env, rows=rows, wrap=hidden).train()
     assert str(raised.value) == (
-        "the dataset has a column 'image', and the trainer's rollout_func hides "
-        "make_rollout_func(…), so TRL would run the images through its processor as well\n"
+        "the dataset has a column 'image', and the trainer's rollout_func is a wrapper that "
+        "hides make_rollout_func(…), so TRL would also run the images through its processor\n"
         "hint: pass make_rollout_func(…) itself, or wrap it with functools.wraps"
     )
 
@@ -187,8 +187,9 @@ def test_ligers_own_loss_is_refused(pictured: Any, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="liger") as raised:
         dataset_images.check_rollout_images(trainer, [pictured], object())  # type: ignore[arg-type]
     assert str(raised.value) == (
-        "rollout r1 has an image, and use_liger_kernel=True with TRL 1.13.0 computes a loss of its "
-        "own, without pixels\nhint: pip install 'trl>=1.14', or use_liger_kernel=False"
+        "rollout r1 has an image, but use_liger_kernel=True with TRL 1.13.0 computes the loss "
+        "without pixels\n"
+        "hint: pip install 'trl>=1.14', or set use_liger_kernel=False"
     )
     monkeypatch.setattr(dataset_images, "trl_version", lambda: (1, 14))
     dataset_images.check_rollout_images(trainer, [pictured], object())  # type: ignore[arg-type]
@@ -199,9 +200,10 @@ def test_images_that_nothing_makes_pixels_of_are_refused(pictured: Any) -> None:
     with pytest.raises(TypeError) as raised:
         dataset_images.check_rollout_images(trainer, [pictured], None)
     assert str(raised.value) == (
-        "rollout r1 has an image, and the processor= of make_rollout_func has no ImageProcessor to "
-        "make its pixels\n"
-        "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor))"
+        "rollout r1 has an image, but the processor= of make_rollout_func has no ImageProcessor "
+        "to compute its pixels\n"
+        "hint: pass processor=ChatTemplateProcessor(tokenizer, "
+        "images=ImageProcessor(hf_processor))"
     )
 
 
@@ -210,13 +212,15 @@ def test_the_asynchronous_worker_refuses_prompts_with_images() -> None:
     with pytest.raises(TypeError) as raised:
         dataset_images.refuse_images([SimpleNamespace(messages=messages)])  # type: ignore[list-item]
     assert str(raised.value) == (
-        "a prompt has an image, and asynchronous trainers train without its pixels\n"
-        "hint: from abut.trl import GRPOTrainer"
+        "a prompt has an image, but asynchronous trainers do not pass pixels to the model\n"
+        "hint: train with abut.trl.GRPOTrainer"
     )
 
 
 HINT = (
-    "\nhint: a trainer with images may not change, drop or reorder rows between sampling and loss"
+    "\n"
+    "hint: with images, the trainer must not change, drop or reorder rows between sampling and "
+    "the loss"
 )
 
 
@@ -267,14 +271,15 @@ class Bypasses(trl.GRPOTrainer):  # type: ignore[misc]
         (
             Changes,
             r"the trainer changed the ids of row \d: token 4 is \[7\] where the rollout has "
-            rf"\[\d+\], of (\d+) and \1 tokens{HINT}",
+            rf"\[\d+\] \(the row has (\d+) tokens, the rollout \1\){HINT}",
         ),
-        (Drops, f"1 of 2 rows went through the model{HINT}"),
-        (Repeats, f"3 rows go through the model, and the batch has 2{HINT}"),
+        (Drops, f"only 1 of 2 rows went through the model{HINT}"),
+        (Repeats, f"3 rows went through the model, but the batch has only 2{HINT}"),
         (
             Bypasses,
-            "the trainer computed a loss without _get_per_token_logps_and_entropies, where the "
-            "rows get their images\nhint: call it for the logprobs of the policy",
+            "the trainer computed a loss without calling _get_per_token_logps_and_entropies, "
+            "which adds the images to the rows\n"
+            "hint: call that method for the policy's logprobs",
         ),
     ],
 )

@@ -34,8 +34,8 @@ def test_a_reward_function_that_scores_failures_is_warned_of(
     with pytest.warns(UserWarning, match="other_reward") as caught:
         called(["a"], trainer=a_trainer(hf_tokenizer, reward_funcs=[env_reward, other_reward]))
     assert [str(warning.message) for warning in caught] == [
-        "the reward function other_reward also scores rollouts that failed, which pollutes their "
-        "group's baseline; wrap it: abut.trl.scored_only(other_reward)"
+        "the reward function other_reward also scores rollouts that failed, which biases the "
+        "baseline of their group; wrap it: abut.trl.scored_only(other_reward)"
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -78,8 +78,8 @@ def test_what_is_asynchronous_for_trl_stays_so() -> None:
 
 
 MODEL_HINT = (
-    "hint: call the model in a reward function of your own, on messages or completions, and pass "
-    "scored_only of that function"
+    "hint: call the model inside your own reward function, on messages or completions, and wrap "
+    "that function with scored_only"
 )
 
 
@@ -89,8 +89,9 @@ def test_a_reward_model_cannot_be_wrapped(model: Any) -> None:
         scored_only(model)
     name = model if isinstance(model, str) else "Linear"
     assert str(raised.value) == (
-        f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
-        f"rollouts failed\n{MODEL_HINT}"
+        f"scored_only({name}): TRL passes only tokens to a reward model, so it cannot tell which "
+        "rollouts failed\n"
+        f"{MODEL_HINT}"
     )
 
 
@@ -98,8 +99,9 @@ def test_a_reward_model_is_warned_of_with_what_to_do(called: Any, hf_tokenizer: 
     with pytest.warns(UserWarning, match="Linear") as caught:
         called(["a"], trainer=a_trainer(hf_tokenizer, reward_funcs=[torch.nn.Linear(1, 1)]))
     assert [str(warning.message) for warning in caught] == [
-        "the reward model Linear also scores rollouts that failed, which pollutes their group's "
-        f"baseline\n{MODEL_HINT}"
+        "the reward model Linear also scores rollouts that failed, which biases the baseline of "
+        "their group\n"
+        f"{MODEL_HINT}"
     ]
 
 
@@ -108,7 +110,8 @@ def test_env_reward_works_without_metrics() -> None:
     with pytest.raises(ValueError, match="rollout_func") as raised:
         env_reward(["x"], prompts=["p"])
     assert str(raised.value) == (
-        "env_reward got no rewards of environments: the trainer has no rollout_func of abut's\n"
+        "env_reward found no rewards of environments, because the trainer's rollout_func is not "
+        "abut's\n"
         "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv))"
     )
 

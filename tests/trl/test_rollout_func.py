@@ -258,8 +258,8 @@ def test_what_is_no_recorder_is_refused() -> None:
     with pytest.raises(TypeError) as raised:
         make_rollout_func(Talk, recorder=3)  # type: ignore[arg-type]
     assert str(raised.value) == (
-        "recorder must be a path or have write(rollout, **extra), got 3\n"
-        "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+        "recorder must be a path or have a method write(rollout, **extra), got 3\n"
+        "hint: set recorder='rollouts.jsonl', or a folder for Parquet"
     )
 
 
@@ -285,8 +285,9 @@ def test_trls_own_tool_loop_is_refused(called: Any, hf_tokenizer: Any, name: str
     with pytest.raises(ValueError, match="exclude") as raised:
         called(["a"], trainer=a_trainer(hf_tokenizer, **{name: [print]}))
     assert str(raised.value) == (
-        f"GRPOTrainer({name}=…) and rollout_func exclude each other: TRL would run its own tool "
-        "loop over finished rollouts\nhint: leave one of the two out"
+        f"GRPOTrainer({name}=…) and rollout_func do not work together: TRL would run its own "
+        "tool loop over finished rollouts\n"
+        "hint: leave one of the two out"
     )
 
 
@@ -347,8 +348,8 @@ def test_a_server_without_weight_sync_is_warned_of(called: Any) -> None:
     ):
         called(["a"], sampler=VLLMServerSampler(server.url))
     assert str(warned[0].message) == (
-        "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL sends the "
-        "server no weights, and does not correct for the difference"
+        "a server samples the rollouts, but the trainer has use_vllm=False, so TRL does not send "
+        "weights to the server and does not correct for the difference"
     )
 
 

@@ -34,8 +34,9 @@ def test_a_row_that_names_none_is_an_error(columns: Any) -> None:
     with pytest.raises(ValueError, match="no column") as raised:
         ROUTE.of_row(columns, "prompt 3")
     assert str(raised.value) == (
-        "prompt 3 has no column 'environment', which chooses one of the environments: 'math', "
-        "'game'\nhint: add the column to the dataset, or prompt[-1][\"row\"]['environment']"
+        "prompt 3 has no column 'environment', which must name one of the environments: 'math', "
+        "'game'\n"
+        "hint: add the column to the dataset, or prompt[-1][\"row\"]['environment']"
     )
 
 
@@ -44,7 +45,7 @@ def test_a_row_that_names_another_one_is_an_error() -> None:
         ROUTE.of_row({"environment": "chess"}, "prompt 3")
     assert str(raised.value) == (
         "prompt 3 has environment='chess', but the environments are: 'math', 'game'\n"
-        "hint: make_rollout_func takes them by the names that the column has"
+        "hint: use the names in the column as the keys of env= in make_rollout_func"
     )
 
 
@@ -63,7 +64,7 @@ def test_a_row_anywhere_in_the_dataset_that_names_another_one_is_an_error(
         ROUTE.check_column(dataset)
     assert str(raised.value) == (
         "row 6 of the dataset has environment='maths', but the environments are: 'math', 'game'\n"
-        "hint: make_rollout_func takes them by the names that the column has"
+        "hint: use the names in the column as the keys of env= in make_rollout_func"
     )
     ROUTE.check_column(dataset.select(range(6)))
     ROUTE.check_column(dataset.to_iterable_dataset())  # which only its batches can tell
@@ -110,8 +111,8 @@ def test_what_is_no_environment_is_named() -> None:
     with pytest.raises(ValueError, match="empty") as empty:
         EnvRoute({})
     assert str(empty.value) == (
-        "env is an empty mapping: no environment can be chosen\n"
-        'hint: {"math": MathEnv, "game": GameEnv}'
+        "env is an empty mapping, so there is no environment to choose\n"
+        'hint: env={"math": MathEnv, "game": GameEnv}'
     )
 
 

@@ -209,7 +209,7 @@ def test_what_credit_raises_and_returns_is_checked(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError, match="no such turn"):
         RowsRun(tmp_path / "a", credit=broken).train()
-    with pytest.raises(ValueError, match="expected a value for each rollout of the group, 4 in"):
+    with pytest.raises(ValueError, match="expected one value for each rollout of the group, 4 in"):
         RowsRun(tmp_path / "b", credit=lambda group: []).train()
 
 
@@ -229,9 +229,9 @@ def test_a_trained_token_in_no_turn_is_an_error(tmp_path: Path) -> None:
     rollout_id, _, said = str(raised.value).partition(", ")
     assert rollout_id.startswith("rollout 'train-0-0-1-")
     assert said == (
-        f"conversation 0: its turns have {listed} tokens and its row trains {trained}, so a "
-        "trained token is in no turn, or in two\n"
-        "hint: whoever made the rollout must list each of its turns"
+        f"conversation 0: its turns have {listed} sampled tokens but its row trains {trained}, so "
+        "some trained token belongs to no turn or to two turns\n"
+        "hint: the code that made the rollout must list each turn exactly once"
     )
 
 
@@ -266,14 +266,15 @@ def refusal_of(folder: Path, error: type[Exception], *script: Any, **settings: A
 def test_credit_needs_our_trainer_and_one_reward(tmp_path: Path) -> None:
     of_trl = {"trainer_class": trl.GRPOTrainer, "credit": Returns()}
     assert refusal_of(tmp_path / "trl", TypeError, **of_trl) == (
-        "make_rollout_func(credit=…) with TRL's own GRPOTrainer, which gives all tokens of a "
-        "rollout one advantage\nhint: from abut.trl import GRPOTrainer, or "
-        "abut.trl.extend(trainer) before train()"
+        "make_rollout_func(credit=…) does not work with TRL's own GRPOTrainer, which gives all "
+        "tokens of a rollout one advantage\n"
+        "hint: train with abut.trl.GRPOTrainer, or call abut.trl.extend(trainer) before train()"
     )
     assert refusal_of(tmp_path / "sum", ValueError, credit=Returns(), **NORMALIZED) == (
-        'credit with multi_objective_aggregation="normalize_then_sum": it makes an advantage of '
-        "each reward function, and credit needs one reward for each conversation\n"
-        'hint: multi_objective_aggregation="sum_then_normalize", or leave credit out'
+        'credit does not work with multi_objective_aggregation="normalize_then_sum", which '
+        "computes an advantage for each reward function: credit needs one reward for each "
+        "conversation\n"
+        'hint: set multi_objective_aggregation="sum_then_normalize", or leave credit out'
     )
     with pytest.raises(TypeError, match="credit='turns': must be None, Returns"):
         make_rollout_func(Talk, credit="turns")  # type: ignore[arg-type]
@@ -314,11 +315,12 @@ def test_other_reward_functions_do_not_count_for_them(
     RowsRun(tmp_path / "env", players).train()
     assert "do not count for them" not in caplog.text
     RowsRun(tmp_path / "two", players, reward_funcs=[abut.trl.env_reward, length]).train()
-    assert caplog.text.count("the reward functions of the trainer do not count for them") == 1
+    assert caplog.text.count("the trainer's reward functions do not count for it") == 1
     assert refusal_of(tmp_path / "sum", ValueError, players, **NORMALIZED) == (
-        'AgentResult.rewards with multi_objective_aggregation="normalize_then_sum": it makes an '
-        "advantage of each reward function, and AgentResult.rewards needs one reward for each "
-        'conversation\nhint: multi_objective_aggregation="sum_then_normalize", or leave '
+        "AgentResult.rewards does not work with "
+        'multi_objective_aggregation="normalize_then_sum", which computes an advantage for each '
+        "reward function: AgentResult.rewards needs one reward for each conversation\n"
+        'hint: set multi_objective_aggregation="sum_then_normalize", or leave '
         "AgentResult.rewards out"
     )
 

@@ -82,10 +82,10 @@ def probed(run: RowsRun) -> list[Forward]:
     with pytest.warns(UserWarning, match="Probe replaces") as warned:
         run.train()
     assert str(warned[0].message) == (
-        "Probe replaces _get_per_token_logps_and_entropies of GRPOTrainer, through which abut "
-        "makes a row of each conversation and trains it\n"
-        "hint: call super()._get_per_token_logps_and_entropies(…) there, and expect more rows than "
-        "prompts"
+        "Probe overrides _get_per_token_logps_and_entropies of GRPOTrainer, which abut needs to "
+        "make a row of each conversation and train it\n"
+        "hint: call super()._get_per_token_logps_and_entropies(…) in the override, and expect "
+        "more rows than prompts"
     )
     assert run.trainer.abut_forward is None, "between forwards"
     seen: list[Forward] = run.trainer.seen
@@ -324,9 +324,9 @@ def test_many_tokens_under_sequence_mask_are_warned_of(
     assert int(share) >= 10
     assert rest.partition(" ")[2] == (
         "tokens that a batch would train have weight 0: "
-        'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops whole rows where the '
-        "product of the tokens' ratios is too large, and long rows get there soon\n"
-        'hint: GRPOConfig(vllm_importance_sampling_mode="token_truncate")'
+        'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops a whole row if the '
+        "product of its tokens' importance ratios is too large, which is common for long rows\n"
+        'hint: set GRPOConfig(vllm_importance_sampling_mode="token_truncate")'
     )
 
 
@@ -431,8 +431,9 @@ def test_a_trainer_is_extended_before_it_trains(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="hint: ") as raised:
         abut.trl.extend(run.trainer)
     assert str(raised.value) == (
-        "extend(GRPOTrainer) after training has begun: rows of a batch that was made without it "
-        "are being trained\nhint: call it before trainer.train()"
+        "extend(GRPOTrainer) was called after training began, so the current batch has rows made "
+        "without it\n"
+        "hint: call extend before trainer.train()"
     )
     fresh = RowsRun(tmp_path, extend=True)
     assert abut.trl.extend(fresh.trainer) is fresh.trainer
@@ -480,10 +481,10 @@ def test_lists_that_trl_did_not_hand_on(tmp_path: Path) -> None:
     with pytest.raises(RolloutError) as raised:
         RowsRun(tmp_path, wrap=copying).train()
     assert str(raised.value) == (
-        "TRL did not hand on 'logprobs' of the rollout_func as it was, so the other conversations "
-        "of its rollouts have no place\n"
-        "hint: pass make_rollout_func(…) itself, and change no list that it returns; or "
-        'RolloutConfig(branch="longest"), which needs no other rows'
+        "'logprobs' from the rollout_func was changed or copied before it reached the loss, so "
+        "abut cannot add the rows of the other conversations\n"
+        "hint: pass make_rollout_func(…) itself and do not change the lists that it returns, or "
+        'set RolloutConfig(branch="longest"), which needs no other rows'
     )
     RowsRun(tmp_path, alone, wrap=copying).train()  # nothing is added, so nothing is missing
 
@@ -512,20 +513,22 @@ def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -
         (
             (1, 13),
             {"use_liger_kernel": True},
-            "use_liger_kernel=True with TRL 1.13: its loss takes no weights of rows\n"
+            "use_liger_kernel=True with TRL 1.13: its loss cannot weigh rows\n"
             "hint: pip install 'trl>=1.14', use_liger_kernel=False",
         ),
         (
             (1, 9),
             {"loss_type": "luspo"},
-            'loss_type="luspo" with TRL 1.9: it counts padding, so the loss of a row depends on '
-            "the rows beside it\nhint: pip install 'trl>=1.10', another loss_type",
+            'loss_type="luspo" with TRL 1.9: this loss counts padding, so the loss of a row '
+            "depends on the other rows of the batch\n"
+            "hint: pip install 'trl>=1.10', another loss_type",
         ),
         (
             (1, 16),
             {"loss_type": "newest"},
-            "loss_type='newest': abut knows how to weigh the rows of a rollout under bnpo, cispo, "
-            "dapo, dr_grpo, grpo, luspo, sapo, vespo alone\nhint: one of these",
+            "loss_type='newest': abut can weigh the rows of a rollout only with bnpo, cispo, "
+            "dapo, dr_grpo, grpo, luspo, sapo, vespo\n"
+            "hint: one of these",
         ),
     ]
     for version, changes, said in cases:
@@ -544,8 +547,9 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_where_there_are
     with pytest.raises(ValueError, match="hint: ") as told:
         checked(monkeypatch, optim=optim, credit=credit)
     assert str(told.value) == (
-        f"optim={optim!r}: it takes a step in each backward pass, and the rows of a micro-step "
-        f"need several\nhint: another optimizer, or {ONE_ROW}"
+        f"optim={optim!r}: this optimizer takes a step in each backward pass, but the rows of "
+        "one micro-step need several passes\n"
+        f"hint: use another optimizer, or {ONE_ROW}"
     )
     checked(monkeypatch, optim=optim, others=False, credit=True)  # the hint helps
 

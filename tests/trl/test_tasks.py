@@ -291,6 +291,6 @@ def test_a_system_message_and_a_system_prompt_are_an_error(called: Any) -> None:
     with pytest.raises(ValueError, match="system") as raised:
         called(["a", [{"role": "system", "content": "S"}, user("b")]], system_prompt="T")
     assert str(raised.value) == (
-        "prompt 1 has a system message and make_rollout_func has a system_prompt\n"
-        "hint: give one of the two"
+        "prompt 1 has a system message, but make_rollout_func also has a system_prompt\n"
+        "hint: leave one of the two out"
     )

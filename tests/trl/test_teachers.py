@@ -312,7 +312,7 @@ def test_a_server_that_hangs_costs_a_row_and_the_connection_is_closed(
 def test_nobody_at_the_address_is_said(serve: Any, student: Student) -> None:
     gone = serve()
     gone.__exit__()
-    with pytest.raises(TeacherUnavailable, match=r"no server was well within give_up_s=0\.2"):
+    with pytest.raises(TeacherUnavailable, match=r"passed its checks within give_up_s=0\.2"):
         asked(VllmTeacher(gone.url, give_up_s=0.2), student)
 
 
@@ -391,14 +391,20 @@ def test_another_tokenizer_is_refused(serve: Any, student: Student, hf_tokenizer
         "input_ids": [*hf_tokenizer(text, **_)["input_ids"][:5], 99, 98]
     }
     text = refusal(VllmTeacher(server.url), student)
-    assert f"at {server.url} has another tokenizer than the student: token 5 of a text is" in text
+    assert (
+        f"at {server.url} has a different tokenizer than the student: token 5 of a test text is"
+        in text
+    )
 
 
 def test_a_server_that_holds_too_little_is_refused(serve: Any, hf_tokenizer: Any) -> None:
     server = serve(context=64)
     text = refusal(VllmTeacher(server.url), Student(hf_tokenizer, 3, 64))
-    assert "holds 64 tokens, and needs 65" in text
-    assert "hint: --max-model-len 65, or RolloutConfig(max_context_tokens=63)" in text
+    assert "has a context of 64 tokens but needs 65" in text
+    assert (
+        "hint: start the server with --max-model-len 65, or set "
+        "RolloutConfig(max_context_tokens=63)"
+    ) in text
     asked(VllmTeacher(server.url), Student(hf_tokenizer, 3, 63))
 
 
@@ -416,13 +422,13 @@ def test_a_server_that_gives_logits_is_refused(serve: Any, student: Student) -> 
                 each["logprob"] += 10
 
     text = refusal(VllmTeacher(serve(change=change).url), student)
-    assert "hint: vLLM gives logprobs with --logprobs-mode raw_logprobs" in text
+    assert "hint: start vLLM with --logprobs-mode raw_logprobs" in text
 
 
 def test_a_row_that_the_server_refuses_ends_the_run(serve: Any, student: Student) -> None:
     text = refusal(VllmTeacher(serve().url), student, ids=np.append(IDS, 600))
     assert "answers 400 to /v1/completions: Token id 600 is out of vocabulary" in text
-    assert "hint: student and teacher need the same tokenizer" in text
+    assert "hint: use a teacher with the student's tokenizer" in text
 
 
 def test_a_model_that_is_not_served_is_refused(serve: Any, student: Student) -> None:
@@ -467,7 +473,7 @@ def test_a_temperature_is_one_that_the_teacher_has(model: Any) -> None:
     check_temperature(VllmTeacher("http://a"), 1.0)
     with pytest.raises(ValueError, match=r"prompt_logprobs are of temperature 1, whatever"):
         check_temperature(VllmTeacher("http://a"), 2.0)
-    with pytest.raises(ValueError, match="gives them of temperature 1"):
+    with pytest.raises(ValueError, match="computes them at temperature 1"):
         check_temperature(Fixed(), 0.5)
 
 

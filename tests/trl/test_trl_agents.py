@@ -196,9 +196,9 @@ def test_all_conversations_are_refused_under_trls_own_class(
     with pytest.raises(TypeError) as raised:
         run.trainer.train()
     assert str(raised.value) == (
-        "RolloutConfig(branch='all') with TRL's own GRPOTrainer, which takes one row for each "
-        "rollout\nhint: from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before "
-        "train()"
+        "RolloutConfig(branch='all') does not work with TRL's own GRPOTrainer, which takes one "
+        "row for each rollout\n"
+        "hint: train with abut.trl.GRPOTrainer, or call abut.trl.extend(trainer) before train()"
     )
 
 
@@ -277,8 +277,9 @@ def test_metrics_have_the_rewards_of_names_and_what_is_auxiliary(
     assert log["rollout/auxiliary_frac"] == pytest.approx(frac)
     warned = [r.message for r in caplog.records if "does not use" in r.message]
     assert warned == [
-        "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: each "
-        "rollout is judged by its reward functions alone\nhint: from abut.trl import GRPOTrainer"
+        "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer ignores: it uses "
+        "only its reward functions\n"
+        "hint: train with abut.trl.GRPOTrainer"
     ]
 
 
@@ -288,8 +289,9 @@ def test_a_limit_of_an_agent_s_rollout_is_refused_for_environments(limit: str) -
     with pytest.raises(ValueError, match="bounds the conversations") as raised:
         make_rollout_func(Vowels, config=config)
     assert str(raised.value) == (
-        f"RolloutConfig({limit}=…) bounds the conversations of an agent, and env has none\n"
-        "hint: max_turns and max_completion_tokens bound an environment's only one"
+        f"RolloutConfig({limit}=…) limits the conversations of an agent, but env has no agent\n"
+        "hint: to limit the conversation of an environment, use max_turns and "
+        "max_completion_tokens"
     )
     make_rollout_func({"talks": talks, "env": Vowels}, config=config)
 

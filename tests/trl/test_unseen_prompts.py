@@ -34,8 +34,9 @@ def test_questions_that_no_rollout_shows_are_warned_of(
     assert warned(stage, env(Talk, texts=("Solve the task.",)), *QUESTIONS)
     (said,) = [r.getMessage() for r in caplog.records if "string prompts" in r.getMessage()]
     assert said == (
-        "the 2 string prompts of this batch, such as 'What is 2+2?', are in no rollout: a string "
-        "prompt is the seed of `reset`, and the policy sees only what `reset` returns\n"
+        "the policy never sees the 2 string prompts of this batch, such as 'What is 2+2?': a "
+        "string prompt is passed to `reset` as its seed, and the policy sees only what `reset` "
+        "returns\n"
         "hint: return the seed from reset(self, seed), or write the prompt as messages, "
         '[{"role": "user", "content": …}]'
     )

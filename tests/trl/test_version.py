@@ -31,9 +31,12 @@ def test_an_old_trl_is_refused_and_a_new_one_warned_of(trl_version: Any) -> None
         "abut.trl needs TRL 0.29.1 or later, found 0.29.0\nhint: pip install 'trl>=0.29.1'"
     )
     trl_version("2.0.0.dev0")
-    with pytest.warns(UserWarning, match="tested up to") as caught:
+    with pytest.warns(UserWarning, match="tested only up to") as caught:
         make_rollout_func(Talk)
-    assert str(caught[0].message) == "abut.trl was tested up to TRL 1.16 and found 2.0.0.dev0"
+    assert (
+        str(caught[0].message)
+        == "found TRL 2.0.0.dev0, but abut.trl was tested only up to TRL 1.16"
+    )
     for tested in "0.29.1", "1.16.3":
         trl_version(tested)
         with warnings.catch_warnings():
@@ -62,6 +65,6 @@ def test_a_trl_that_counts_none_as_zero_raises_on_failure(
     told, failure = caplog.messages
     assert "ValueError: boom" in failure
     assert told == (
-        "TRL 1.5.0 counts a reward of None as 0, so a failed rollout raises here; TRL 1.6 and "
-        "later leave it out"
+        "TRL 1.5.0 counts a reward of None as 0, so a failed rollout will stop training; TRL 1.6 "
+        "and later leave failed rollouts out"
     )

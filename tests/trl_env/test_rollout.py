@@ -112,7 +112,8 @@ def test_a_factory_without_decoders_says_what_to_call() -> None:
     with pytest.raises(TypeError) as raised:
         trl_env.VLLMDecoderFactory(1.0, {505}, 8).make_decoder(SimpleNamespace())
     assert str(raised.value) == (
-        "VLLMDecoderFactory makes no decoder: make_rollout_func samples with the trainer's engine\n"
-        "hint: for rollout(…), TransformerDecoderFactory(…).make_decoder(trainer), or an object of "
-        "your own with generate(input_ids)"
+        "VLLMDecoderFactory cannot make a decoder, because make_rollout_func samples with the "
+        "trainer's engine\n"
+        "hint: for rollout(…), use TransformerDecoderFactory(…).make_decoder(trainer), or your "
+        "own object with generate(input_ids)"
     )

@@ -326,31 +326,33 @@ def refused(*args: Any, **kwargs: Any) -> str:
 def test_what_would_train_on_wrong_logprobs_is_refused(hf_tokenizer: Any) -> None:
     model = trl_env.TransformerDecoderFactory(0.7, {505}, 8)
     assert refused(hf_tokenizer, model) == (
-        "TransformerDecoderFactory(temperature=0.7), but the trainer has temperature=1 and "
-        "computes logprobs with that\nhint: GRPOConfig(temperature=0.7)"
+        "TransformerDecoderFactory(temperature=0.7), but the trainer computes logprobs with "
+        "temperature=1\n"
+        "hint: set GRPOConfig(temperature=0.7)"
     )
     model = trl_env.TransformerDecoderFactory(1.0, {505}, 8)
     assert refused(hf_tokenizer, model, a_trainer(hf_tokenizer, use_vllm=True)) == (
         "TransformerDecoderFactory samples with the trainer's model, but the trainer has "
-        "use_vllm=True\nhint: VLLMDecoderFactory, or GRPOConfig(use_vllm=False)"
+        "use_vllm=True\n"
+        "hint: use VLLMDecoderFactory, or set GRPOConfig(use_vllm=False)"
     )
     vllm = trl_env.VLLMDecoderFactory(1.0, {505}, 8)
     assert refused(hf_tokenizer, vllm) == (
         "VLLMDecoderFactory samples with the trainer's vLLM, but the trainer has use_vllm=False\n"
-        'hint: GRPOConfig(use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.5, '
-        "vllm_enable_sleep_mode=True)"
+        'hint: set GRPOConfig(use_vllm=True, vllm_mode="colocate", '
+        "vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=True)"
     )
 
 
 def test_another_tokenizer_than_the_trainers_is_refused(hf_tokenizer: Any) -> None:
     decoder = Decoder([505])
     assert refused(hf_tokenizer, decoder, a_trainer(copy.deepcopy(hf_tokenizer))) == (
-        "make_rollout_func has another tokenizer than the trainer\n"
+        "make_rollout_func has a different tokenizer than the trainer\n"
         "hint: GRPOTrainer(processing_class=tokenizer.processing_class, …)"
     )
     assert refused(hf_tokenizer, decoder, tokenizer=Talk()) == (
         "tokenizer must hold the trainer's tokenizer, got Talk\n"
-        "hint: TransformerTokenizer(processing_class)"
+        "hint: pass TransformerTokenizer(processing_class)"
     )
 
 
@@ -360,10 +362,10 @@ def test_another_vllm_than_the_script_says_is_warned_of(hf_tokenizer: Any) -> No
     with pytest.warns(UserWarning, match="VLLMDecoderFactory says") as warned:
         trl_env.VLLMDecoderFactory(1.0, {505}, 8).check_trainer(trainer)
     assert str(warned[0].message) == (
-        "the trainer's vLLM has {'vllm_gpu_memory_utilization': 0.3, 'vllm_enable_sleep_mode': "
-        "False}, not {'vllm_gpu_memory_utilization': 0.5, 'vllm_enable_sleep_mode': True} as "
-        "VLLMDecoderFactory says; hint: GRPOConfig(vllm_gpu_memory_utilization=0.5, "
-        "vllm_enable_sleep_mode=True)"
+        "VLLMDecoderFactory has {'vllm_gpu_memory_utilization': 0.5, 'vllm_enable_sleep_mode': "
+        "True}, but the trainer's vLLM has {'vllm_gpu_memory_utilization': 0.3, "
+        "'vllm_enable_sleep_mode': False}\n"
+        "hint: set GRPOConfig(vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=True)"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")

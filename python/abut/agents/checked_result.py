@@ -42,7 +42,8 @@ def result_of(
             raise placed(
                 EnvError(
                     f"{name} returned {type(result.reward).__name__}: expected a number, None or "
-                    "an AgentResult\nhint: return the reward; None says that there is no score"
+                    "an AgentResult\n"
+                    "hint: return the reward, or None if there is no score"
                 ),
                 where,
             ) from None
@@ -89,7 +90,11 @@ def score_of(
 
 
 def _check_result(result: AgentResult) -> None:
-    for attribute, what in (("extras", "names"), ("rewards", "texts as keys"), ("names", "texts")):
+    for attribute, what in (
+        ("extras", "names"),
+        ("rewards", "strings as keys"),
+        ("names", "texts"),
+    ):
         value = getattr(result, attribute)
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(f"AgentResult.{attribute} must be a dict with {what}")
@@ -99,8 +104,10 @@ def _check_result(result: AgentResult) -> None:
     if not isinstance(result.measured, bool):
         raise ValueError(
             f"AgentResult.measured is {result.measured!r}, expected True or False\n"
-            "hint: False says that nothing was measured"
+            "hint: use False if nothing was measured"
         )
     for name in result.names.values():
         if not is_name(name):
-            raise ValueError(f"AgentResult.names has the name {name!r}\nhint: {NAME_HINT}")
+            raise ValueError(
+                f"AgentResult.names has {name!r}, which is not a valid name\nhint: {NAME_HINT}"
+            )

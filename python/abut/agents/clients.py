@@ -55,8 +55,8 @@ def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -
     if kind not in variables:
         raise ValueError(
             f"Endpoint.env({kind!r}): expected one of {', '.join(map(repr, variables))}\n"
-            "hint: any other client takes endpoint.base_url, .anthropic_url or .gemini_url, and "
-            "endpoint.api_key"
+            "hint: for any other client, use endpoint.base_url, .anthropic_url or .gemini_url, "
+            "and endpoint.api_key"
         )
     return variables[kind]
 

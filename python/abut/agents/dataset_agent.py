@@ -106,9 +106,9 @@ def row_text(task: RolloutTask, column: str, name: str, *, dataset: str | None =
     text = task.columns.get(column)
     if isinstance(text, str):
         return text
-    hint = f"train_dataset={dataset or f'{name}.dataset()'} has it"
+    hint = f"use train_dataset={dataset or f'{name}.dataset()'}"
     if column in task.removed_columns:
-        hint = "the trainer took it out: leave remove_unused_columns=True out"
+        hint = "the trainer removed it; leave remove_unused_columns=True out"
     raise UnplayableRow(f"{name} needs the column {column!r} of its dataset\nhint: {hint}")
 
 
@@ -170,9 +170,9 @@ def choose_reward(scores: Scores, reward: RewardChoice, name: str) -> float | No
     if reward is None:
         if len(scores) > 1:
             raise UnplayableRow(
-                f"{name} has {len(scores)} scores: {listed}\n"
-                f"hint: reward={next(iter(scores))!r} takes one of them, reward=lambda scores: … "
-                "makes a number of all"
+                f"{name} has {len(scores)} scores, but no reward= that chooses: {listed}\n"
+                f"hint: set reward={next(iter(scores))!r} to use one of them, or reward=lambda "
+                "scores: … to combine them"
             )
         return finite(next(iter(scores.values()), None))
     if scores and reward not in scores:

@@ -109,8 +109,8 @@ def _agent(function: AgentFunction, session_header: str | None) -> FunctionAgent
     if not callable(function) or inspect.isclass(function):
         raise TypeError(
             f"@agent takes a function, got {function!r}\n"
-            "hint: async def solve(endpoint, question): …; a class with `async def run(self, "
-            "endpoint, task)` is an agent without it"
+            "hint: decorate a function such as async def solve(endpoint, question); an object "
+            "with `async def run(self, endpoint, task)` is an agent without @agent"
         )
     return FunctionAgent(function, session_header)
 

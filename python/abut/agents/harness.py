@@ -78,17 +78,17 @@ class Harness(ABC):
     ) -> None:
         if not hasattr(os, "killpg"):  # Windows
             raise EnvError(
-                f"{self._title} cannot be started here: this system has no process groups, so "
-                "nothing would end a harness with all that it started\n"
-                "hint: train under Linux or macOS"
+                f"{self._title} cannot run here: this system has no process groups, so abut "
+                "could not end the harness together with the processes it starts\n"
+                "hint: train on Linux or macOS"
             )
         for name, words in (("args", args), ("command_prefix", command_prefix)):
             if isinstance(words, str):
-                raise TypeError(f"{name}={words!r} is a text\nhint: {name}={words.split()!r}")
+                raise TypeError(f"{name}={words!r} is a string\nhint: use {name}={words.split()!r}")
         if not callable(reward):
             raise TypeError(
-                f"reward={reward!r} is not a function\nhint: def reward(result, …): … returns a "
-                "number, None or an AgentResult"
+                f"reward={reward!r} is not a function\n"
+                "hint: define reward(result, …), which returns a number, None or an AgentResult"
             )
         self.model = model or self._known_model
         self.max_calls = max_calls
@@ -120,7 +120,7 @@ class Harness(ABC):
             prompt = await _called(self._task, task) if callable(self._task) else self._task
             if not isinstance(prompt, str):
                 raise EnvError(
-                    f"task of {self._title} returned {type(prompt).__name__}: expected a text"
+                    f"task of {self._title} returned {type(prompt).__name__}: expected a string"
                 )
             environ = self._environ(endpoint, folder)
             process = HarnessProcess(
@@ -134,7 +134,7 @@ class Harness(ABC):
             try:
                 await thread.ask(process.run)
             except OSError as error:
-                raise EnvError(f"{self._title} cannot be started: {error}") from error
+                raise EnvError(f"{self._title} could not start: {error}") from error
             return await self._result(process, cwd, task)
         finally:
             if process is not None:

@@ -24,7 +24,7 @@ _TAKEN = frozenset(
     {"authorization", "x-api-key", "x-goog-api-key", "cookie", "host", "content-type"}
     | {"content-length", "content-encoding", "transfer-encoding", "connection"}
 )
-NAME_HINT = "a name is 1 to 64 of the letters a to z and A to Z, digits, '_', '-' and '.'"
+NAME_HINT = "a name has 1 to 64 characters: letters a to z and A to Z, digits, '_', '-' and '.'"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Endpoint:
             ValueError: it is no such name.
         """
         if not is_name(name):
-            raise ValueError(f"endpoint.named({name!r})\nhint: {NAME_HINT}")
+            raise ValueError(f"endpoint.named({name!r}): not a valid name\nhint: {NAME_HINT}")
         root = self.base_url.removesuffix("/v1").removesuffix(_part(self.name, self.train))
         base_url = f"{root}{_part(name, train)}/v1"
         return replace(self, base_url=base_url, name=name, train=train)
@@ -114,8 +114,8 @@ class Endpoint:
         """
         if self._count_calls is None:
             raise RuntimeError(
-                "Endpoint.calls is counted in the gateway's process\n"
-                "hint: read it there, before or after the agent asks from elsewhere"
+                "Endpoint.calls is known only in the gateway's process\n"
+                "hint: read it there, before or after the agent runs in another process"
             )
         return self._count_calls()
 
@@ -300,12 +300,12 @@ def checked_session_header(header: Any) -> str:
     if not isinstance(header, str) or _HEADER.fullmatch(header) is None:
         raise ValueError(
             f"session_header={header!r}: must be the name of an HTTP header\n"
-            'hint: session_header="x-session-id"'
+            'hint: use session_header="x-session-id"'
         )
     if header.lower() in _TAKEN or header.lower().startswith("x-abut-"):
         raise ValueError(
-            f"session_header={header!r}: this header has another meaning\n"
-            'hint: take one of your own, such as "x-session-id"'
+            f"session_header={header!r}: this header already has another meaning\n"
+            'hint: use another header, such as "x-session-id"'
         )
     return header.lower()
 

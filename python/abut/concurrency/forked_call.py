@@ -96,6 +96,6 @@ def _pickled(result: Any, error: BaseException | None) -> bytes:
         pickle.loads(data)  # some exceptions can be written, and not be read
     except Exception as why:
         what = f"{type(result).__name__}" if error is None else text_of(error)
-        told = f"{what} cannot be pickled, to be sent from its process: {text_of(why)}"
+        told = f"{what} cannot be pickled to be sent from its process: {text_of(why)}"
         return pickle.dumps((None, RuntimeError(told)))
     return data

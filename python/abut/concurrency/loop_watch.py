@@ -69,7 +69,7 @@ class WatchedCall(Generic[T]):
         lost_to = self.watch.lost_to
         if lost_to is None or lost_to[0] is self:
             return ""
-        return f", because {lost_to[0].name} blocks the event loop that both run on"
+        return f", because {lost_to[0].name} blocks the event loop on which both run"
 
     def spared_s(self) -> float:
         """Return how long other calls have made the loop stand still since this call began."""

@@ -53,7 +53,7 @@ def _limits(root: Path) -> Iterator[ThreadLimit]:
             yield ThreadLimit(most // share, name)
     for folder in _control_groups(root):
         if (most := _number(folder / "pids.max")) is not None:
-            yield ThreadLimit(most, f"pids.max of the control group {folder}")
+            yield ThreadLimit(most, f"pids.max of the cgroup {folder}")
 
 
 def _control_groups(root: Path) -> Iterator[Path]:

@@ -205,7 +205,7 @@ class ProcessTurns:
                     self._spawners.add(turn)
             self._changed.notify_all()
         if turn.is_over:
-            raise CallGivenUp("the call was given up, so it starts no process any more")
+            raise CallGivenUp("the call was given up, so it may not start processes any more")
 
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
@@ -252,9 +252,10 @@ class ProcessTurns:
         name = turn.name()
         self._once.warn(
             name,
-            "%s forks this process. Forks of several threads at once fail or hang, so its calls "
-            "take turns from now on\nhint: subprocess.run without preexec_fn does not fork, and "
-            "such calls run at once",
+            "%s forks this process. Forks in several threads at once can fail or hang, so from "
+            "now on its calls run one after the other\n"
+            "hint: use subprocess.run without preexec_fn, which does not fork, so its calls can "
+            "run at the same time",
             name,
         )
 

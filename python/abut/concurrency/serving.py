@@ -81,8 +81,8 @@ class Serving(Generic[T]):
 
     def _say_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.done():  # something blocks its loop for good, and nothing can be awaited there
-            logger.warning("%s starts to serve again, because its event loop is lost", self._name)
+            logger.warning("%s restarts, because its event loop is blocked", self._name)
             return
         error = None if task.cancelled() else task.exception()
         why = "it was cancelled" if error is None else text_of(error)
-        logger.warning("%s starts to serve again, because it has ended: %s", self._name, why)
+        logger.warning("%s restarts, because it ended: %s", self._name, why)

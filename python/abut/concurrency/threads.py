@@ -254,9 +254,9 @@ def _wake(calls: CallQueue, waker: _Waker | None) -> bool:
         calls.wake(waker)
     except RuntimeError as error:
         told = EnvError(
-            f"no thread could be started for an environment: {text_of(error)}\n"
-            "hint: each synchronous environment has a thread of its own; set max_rollouts, or make "
-            "reset and step `async def`"
+            f"could not start a thread for an environment: {text_of(error)}\n"
+            "hint: each synchronous environment needs its own thread; lower max_rollouts, or "
+            "make reset and step `async def`"
         )
         told.__cause__ = error
         calls.fail(told)

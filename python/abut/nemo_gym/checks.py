@@ -42,7 +42,7 @@ _REFUSED = (
 )
 _DROPPED = ("instructions", "reasoning", "text", "truncation", "include", "max_tool_calls")
 _OURS = ("temperature", "top_p")
-_NOT_RESTARTED = "see the log of Gym; a server that has ended is not started again"
+_NOT_RESTARTED = "see the log of Gym, which does not restart a server that has ended"
 _HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 
@@ -81,8 +81,8 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
         hint = _NOT_RESTARTED
         if host in _HERE and head not in _HERE:
             hint = (
-                "that is an address of Gym's own machine: start Gym with +default_host=<its "
-                "address>"
+                "this address is local to Gym's machine: start Gym with +default_host=<address "
+                "of that machine>"
             )
         yield Finding("error", f"{where} does not answer: {trouble}", hint)
     else:
@@ -115,8 +115,9 @@ def models_findings(
             continue
         yield Finding(
             "warning",
-            f"agent {agent} names no model_server: what it asks for the policy is not known",
-            "it must ask the gateway's address, under the rollout's id",
+            f"agent {agent} names no model_server, so it is not known where it sends its "
+            "requests to the policy",
+            "make sure that it sends them to the gateway's address, with the rollout's id",
         )
     for model in models.values():
         yield from _model_findings(model, gateway_url, key)
@@ -139,16 +140,18 @@ def judge_findings(
     for one in {(one.server, one.field): one for one in found}.values():
         if not policy.intersection(one.urls):
             continue
-        where = f"{_KINDS[one.kind]} {one.server} asks {one.model} by its field {one.field}"
+        where = f"{_KINDS[one.kind]} {one.server} calls {one.model}, named in its field {one.field}"
         if judge == "policy":
-            yield Finding("ok", f"{where}: answered from the policy, and never trained")
+            yield Finding(
+                "ok", f"{where}: the policy answers these requests, and they are never trained"
+            )
             continue
         yield Finding(
             "error",
-            f"{where}, which is the policy that is trained: such requests name no rollout, so "
-            "the gateway refuses them, and what they are to judge has no score",
-            f'give {one.field} a model server of its own; or NemoGym(..., judge="policy") '
-            "answers it from the policy, and never trains that",
+            f"{where}, which is the policy that is trained. Such requests name no rollout, so "
+            "the gateway refuses them and the judge returns no score",
+            f'give {one.field} its own model server, or use NemoGym(..., judge="policy"), which '
+            "answers the judge from the policy without training on it",
         )
 
 
@@ -159,14 +162,14 @@ def _model_findings(
     if model.settings.get("return_token_id_information") is not True:
         yield Finding(
             "error",
-            f"{where} has return_token_id_information off: what it answers has no tokens to "
-            "compare with",
+            f"{where} has return_token_id_information off, so abut cannot compare the tokens of "
+            "its answers",
             f"start Gym with {_FOR_TRAINING}, or set return_token_id_information: true",
         )
     if not model.base_urls:
         yield Finding(
             "error",
-            f"{where} has no base_url: it does not ask the gateway",
+            f"{where} has no base_url, so it does not call the gateway",
             "set policy_base_url to the gateway's address, and use the model server vllm_model",
         )
     for url in model.base_urls:
@@ -174,8 +177,8 @@ def _model_findings(
     if key is not None and model.api_key not in (key, None):
         yield Finding(
             "error",
-            f"{where} has another api_key than the gateway's key",
-            "set ABUT_GATEWAY_KEY where training starts, and policy_api_key of Gym to the same",
+            f"{where} has an api_key that is not the gateway's key",
+            "set ABUT_GATEWAY_KEY where training starts and Gym's policy_api_key to the same value",
         )
 
 
@@ -189,22 +192,23 @@ def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for name in (name for name in _REFUSED if said[name]):
         yield Finding(
             "error",
-            f"{said[name]} of {count} rows have responses_create_params.{name}, which every server "
-            "refuses (422)",
-            f'leave it out; metadata={{"extra_body": "{{\\"{name}\\": …}}"}} could say it, and the '
+            f"{said[name]} of {count} rows have responses_create_params.{name}, which every "
+            "model server refuses (422)",
+            f'leave it out; metadata={{"extra_body": "{{\\"{name}\\": …}}"}} can carry it, but the '
             "trainer's settings win",
         )
     for name in (name for name in _DROPPED if said[name]):
         yield Finding(
             "warning",
             f"{said[name]} of {count} rows have responses_create_params.{name}, which NeMo Gym "
-            "0.4.0 drops without a word",
-            "what the policy is to know stands in input, as a message",
+            "0.4.0 silently drops",
+            "put everything that the policy must know into input, as a message",
         )
     ours = [f"{name} ({said[name]})" for name in _OURS if said[name]]
     if ours:
         yield Finding(
-            "ok", f"rows have {' and '.join(ours)} of their own: the trainer's are used, on-policy"
+            "ok",
+            f"rows set {' and '.join(ours)}, but the policy is sampled with the trainer's settings",
         )
 
 
@@ -215,33 +219,35 @@ def _address_findings(
     if not url.rstrip("/").endswith("/v1"):
         yield Finding(
             "error",
-            f"{where} asks {url}, which does not end in /v1",
+            f"{where} calls {url}, which does not end in /v1",
             f"set policy_base_url to {gateway_url or 'the gateway address, http://HOST:PORT/v1'}",
         )
         return
     if gateway_url is None:
-        yield Finding("ok", f"{where} asks {url}")
+        yield Finding("ok", f"{where} calls {url}")
         return
     hint = f"set policy_base_url to {gateway_url}"
     try:
         is_ours = _is_gateway(url, api_key)
     except OSError as error:
         if _refuses_key(error):
-            yield Finding("error", f"what answers at {url} does not take {where}'s api_key", hint)
+            yield Finding(
+                "error", f"the server at {url} does not accept the api_key of {where}", hint
+            )
             return
         if _is_same(url, gateway_url):
-            yield Finding("error", f"{where} asks {url}, where nothing answers: {error}", hint)
+            yield Finding("error", f"{where} calls {url}, where nothing answers: {error}", hint)
             return
         yield Finding(
             "warning",
-            f"{where} asks {url}, which does not answer here: {error}",
-            f"that may be right on Gym's machine; else {hint}",
+            f"{where} calls {url}, which does not answer from this machine: {error}",
+            f"if it answers from Gym's machine, nothing is wrong; otherwise {hint}",
         )
         return
     if is_ours:
-        yield Finding("ok", f"{where} asks the gateway at {url}")
+        yield Finding("ok", f"{where} calls the gateway at {url}")
     else:
-        yield Finding("error", f"{where} asks {url}, which is no gateway of abut", hint)
+        yield Finding("error", f"{where} calls {url}, which is not an abut gateway", hint)
 
 
 def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
@@ -252,23 +258,27 @@ def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
         if _refuses_key(error):
             yield Finding(
                 "error",
-                f"what answers at {url} does not take policy_api_key",
-                "set ABUT_GATEWAY_KEY where training starts, and policy_api_key of Gym to the same",
+                f"the server at {url} does not accept policy_api_key",
+                "set ABUT_GATEWAY_KEY where training starts and Gym's policy_api_key to the same "
+                "value",
             )
             return
         yield Finding(
             "warning",
-            f"no probe rollout: {trouble}; and nothing answers at {url}: {error}",
-            "run this where training will run; --host 0.0.0.0 listens on all addresses of it",
+            f"could not play a probe rollout: {trouble}; nothing answers at {url} either: {error}",
+            "run this command on the machine that will train; with --host 0.0.0.0 it listens on "
+            "all addresses",
         )
         return
     if is_ours:
-        yield Finding("ok", f"a gateway of abut runs at {url}; no probe rollout beside its own")
+        yield Finding(
+            "ok", f"an abut gateway is already running at {url}, so no probe rollout was played"
+        )
     else:
         yield Finding(
             "error",
-            f"what answers at {url} is no gateway of abut",
-            "policy_base_url must be the gateway's address: Gateway(host=…, port=…)",
+            f"the server at {url} is not an abut gateway",
+            "set policy_base_url to the address of Gateway(host=…, port=…)",
         )
 
 

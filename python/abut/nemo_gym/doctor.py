@@ -150,9 +150,9 @@ def _rehearsed(
     if key is None:
         yield Finding(
             "warning",
-            f"no probe rollout: the key with which {url} is asked is a variable of Gym's "
-            "environment, and not set here",
-            f"set {KEY_VARIABLE} here as there",
+            f"could not play a probe rollout: the key for {url} is an environment variable of "
+            "Gym that is not set here",
+            f"set {KEY_VARIABLE} here to the same value",
         )
         return
     try:
@@ -160,9 +160,9 @@ def _rehearsed(
     except ValueError:
         yield Finding(
             "error",
-            f"policy_api_key, which is to open the gateway at {url}, is no key of one: those have "
-            "16 printable ASCII characters or more",
-            f"set {KEY_VARIABLE} where training starts, and policy_api_key of Gym to the same",
+            f"policy_api_key cannot be the key of the gateway at {url}: such a key has at least "
+            "16 characters, all printable ASCII",
+            f"set {KEY_VARIABLE} where training starts and Gym's policy_api_key to the same value",
         )
         return
     gateway.registry.join_run(secrets.token_hex(4))
@@ -242,12 +242,10 @@ def _by_address(
 def _of_images(images: ImageReport) -> Finding:
     if images.refused is not None:
         because, _, hint = images.refused.partition("\nhint: ")
-        return Finding(
-            "warning", f"images are refused, and requests that have some: {because}", hint
-        )
+        return Finding("warning", f"the gateway will refuse images: {because}", hint)
     counts = ", ".join(f"{n} for {size}" for size, n in (images.tokens or {}).items() if n)
     return Finding(
         "ok",
-        f"images: {images.processor} is proved, in messages of {', '.join(images.roles)}; "
-        f"tokens: {counts}",
+        f"images: {images.processor} was checked and works, in messages of "
+        f"{', '.join(images.roles)}; tokens: {counts}",
     )

@@ -37,8 +37,8 @@ _JUDGE_CALLS = "rollout/judge_calls"
 
 
 @stays(
-    "it has connections of this process",
-    hint="send its arguments, and make it in the process that trains",
+    "it holds connections of this process",
+    hint="send its arguments, and make the NemoGym in the process that trains",
 )
 class NemoGym:
     """The agents of one NeMo Gym, for `make_rollout_func`.
@@ -120,10 +120,10 @@ class NemoGym:
         """
         files = [jsonl] if isinstance(jsonl, str | os.PathLike) else list(jsonl)
         if not files:
-            raise ValueError("jsonl names no file")
+            raise ValueError("jsonl is empty: pass at least one file")
         agents = [agent] * len(files) if agent is None or isinstance(agent, str) else list(agent)
         if len(agents) != len(files):
-            raise ValueError(f"agent has {len(agents)} names for {len(files)} files")
+            raise ValueError(f"agent= has {len(agents)} names, but jsonl has {len(files)} files")
         check_weights(weights, len(files))
         self._head.forget()
         servers = self._head.servers()
@@ -141,9 +141,10 @@ class NemoGym:
         """
         if self.judge is not None and gateway.registry.rank is not None:
             raise EnvError(
-                f'{self.name}: judge="policy" needs a run of one process: with several, a request '
-                "that names no rollout may come when the rank that is asked has nothing to sample "
-                "with\nhint: give the judge a model server of its own in Gym's configuration"
+                f'{self.name}: judge="policy" works only with one process: with several, a '
+                "request that names no rollout may reach a rank that has no sampler at that "
+                "moment\n"
+                "hint: give the judge its own model server in Gym's configuration"
             )
         self._gateway = gateway
         self._agents.clear()
@@ -246,9 +247,10 @@ class NemoGym:
             rollout.extras = {**rollout.extras, **counted}
         if drifted:
             logger.warning(
-                "%d rollouts have no reward, since their agents (%s) answered with tokens that "
-                "are not those of this gateway\nhint: does every model server of theirs ask the "
-                "gateway? `abut doctor --nemo-gym %s` says",
+                "%d rollouts have no reward, because their agents (%s) answered with tokens that "
+                "this gateway did not sample\n"
+                "hint: check that every model server of theirs calls the gateway: abut doctor "
+                "--nemo-gym %s",
                 len(drifted),
                 ", ".join(sorted({*drifted})),
                 self._head.url,
@@ -269,10 +271,10 @@ class NemoGym:
         assert self._gateway is not None
         unnamed = self._gateway.registry.unnamed
         if unnamed.matched or unnamed.refused:
-            rest = f"; the last of them was {unnamed.last}" if unnamed.refused else ""
+            rest = f"; the last one was {unnamed.last}" if unnamed.refused else ""
             logger.warning(
-                "requests without a rollout id: %d were given to the rollout that has their "
-                "history, %d were refused%s",
+                "requests without a rollout id: %d were matched to a rollout by their history, "
+                "%d were refused%s",
                 unnamed.matched,
                 unnamed.refused,
                 rest,
@@ -300,11 +302,11 @@ class NemoGym:
             if not clock.expired():
                 raise
             limit = f"batch_timeout_s={self._batch_timeout_s:g}"
-            error = EnvError(f"{where} was still playing when {limit} was over", may_pass=False)
+            error = EnvError(f"{where} did not finish within {limit}", may_pass=False)
             raise error from None
         except OSError as error:
             self._head.forget()
-            raise EnvError(f"{where} cannot be asked: {error}") from error
+            raise EnvError(f"{where} cannot be reached: {error}") from error
         quick = len(answer) <= _SMALL_BYTES
         return await work_done(quick, lambda: read_result(played.agent, status, answer))
 

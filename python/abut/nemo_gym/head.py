@@ -57,7 +57,9 @@ class Head:
                 except EnvError as error:
                     if self._known is None:
                         raise
-                    logger.warning("the servers that it named before are asked, since %s", error)
+                    logger.warning(
+                        "still using the servers that the head named before, because %s", error
+                    )
                 # Also after a failure: else every rollout would wait for its own time-out.
                 self._is_stale = False
             assert self._known is not None
@@ -75,13 +77,13 @@ class Head:
         except OSError as error:
             raise EnvError(
                 f"no NeMo Gym head answers at {self.url}: {said(error)}\n"
-                "hint: `gym env start` prints its address; on another machine start Gym with "
-                "+head_server.host=<its address>"
+                "hint: use the address that `gym env start` prints; if Gym runs on another "
+                "machine, start it with +head_server.host=<address of that machine>"
             ) from error
         except Exception as error:  # not JSON or YAML, or the answer of another kind of server
             raise EnvError(
-                f"what answers at {self.url} is no NeMo Gym head: {type(error).__name__}\n"
-                "hint: give the head's address, not that of an agent or a model server"
+                f"the server at {self.url} is not a NeMo Gym head: {type(error).__name__}\n"
+                "hint: use the head's address, not the address of an agent or a model server"
             ) from error
 
     def _get(self, path: str) -> bytes:

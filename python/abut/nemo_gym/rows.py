@@ -71,16 +71,16 @@ def check_row(row: Any) -> None:
         ValueError: says what is wrong with the row.
     """
     if not isinstance(row, dict):
-        raise ValueError(f"a row is a JSON object, got {type(row).__name__}")
+        raise ValueError(f"a row must be a JSON object, got {type(row).__name__}")
     params = params_of(row)
     if not isinstance(params, dict) or "input" not in params:
-        raise ValueError(f"the row has no {PARAMS} with an input")
+        raise ValueError(f"the row needs {PARAMS} with an input")
     said = params["input"]
     if not isinstance(said, str) and not (isinstance(said, list) and said):
-        raise _wrong("input", said, "a text or a list of messages")
+        raise _wrong("input", said, "a string or a list of messages")
     for index, message in enumerate(said if isinstance(said, list) else ()):
         if not isinstance(message, dict):
-            raise _wrong(f"input[{index}]", message, "a message, a JSON object")
+            raise _wrong(f"input[{index}]", message, "a message (a JSON object)")
     extra_body(params)
 
 
@@ -95,7 +95,7 @@ def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
         raise _wrong("metadata", metadata, "a JSON object")
     for name, value in metadata.items():
         if name != _EXTRA and value is not None and not isinstance(value, str):
-            raise _wrong(f"metadata.{name}", value, "a text")
+            raise _wrong(f"metadata.{name}", value, "a string")
     text = metadata.get(_EXTRA)
     try:
         extra = json.loads(text or "{}") if text is None or isinstance(text, str) else None
@@ -103,7 +103,7 @@ def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
         extra = None
     if not isinstance(extra, dict):
         raise ValueError(
-            f"{PARAMS}.metadata.{_EXTRA} must be a JSON object, written as a text: it is "
+            f"{PARAMS}.metadata.{_EXTRA} must be a string with a JSON object, got "
             f"{json.dumps(text):.80}"
         )
     return extra
@@ -156,7 +156,7 @@ def check_weights(weights: Sequence[float] | None, files: int) -> None:
     if weights is None:
         return
     if len(weights) != files:
-        raise ValueError(f"weights has {len(weights)} numbers for {files} files")
+        raise ValueError(f"weights has {len(weights)} numbers, but there are {files} files")
     for weight in weights:
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"weights has {weight!r}: each must be more than 0")
@@ -187,8 +187,8 @@ def _decoded(line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"it is not UTF-8, from byte {error.start} on\n"
-            "hint: write the file in UTF-8, such as with `iconv -f latin1 -t utf-8`"
+            f"the line is not UTF-8 from byte {error.start} on\n"
+            "hint: convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
         ) from None
 
 
@@ -196,17 +196,22 @@ def _read(text: str) -> Any:
     """Read a line; refuse what is not JSON or what servers refuse, before a rollout fails on it."""
 
     def refuse(name: str) -> Any:
-        raise ValueError(f"it has {name}, which is no JSON\nhint: write null, or leave it out")
+        raise ValueError(
+            f"the line has {name}, which is not valid JSON\n"
+            "hint: write null, or leave the field out"
+        )
 
     try:
         row = json.loads(text, parse_constant=refuse)
         if _HALF.search(text):
             json.dumps(row, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("the line is nested too deeply") from None
     except UnicodeEncodeError as error:
         half = ord(error.object[error.start])
-        raise ValueError(f"it has half a character, \\u{half:04x}, which no server takes") from None
+        raise ValueError(
+            f"the line has half a surrogate pair, \\u{half:04x}, which servers refuse"
+        ) from None
     return row
 
 
@@ -236,7 +241,7 @@ def preview(row: Mapping[str, Any]) -> str:
 
 def _hint(said: str) -> str:
     if "names no agent" in said:
-        return "\nhint: agent= (of the command: --agent) names the agent of rows that name none"
+        return "\nhint: pass agent= (or --agent on the command line) for rows that name no agent"
     if "there is no agent" in said:
-        return "\nhint: start Gym with the configuration that has it"
+        return "\nhint: start Gym with the configuration of that agent"
     return ""

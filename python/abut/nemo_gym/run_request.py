@@ -60,8 +60,10 @@ def run_request(
     if "task_input" in row:
         if played.environment is None:
             raise UnplayableRow(
-                f"agent {played.agent} takes rows, and the dataset has a materialized task\n"
-                "hint: start its environment server, or give rows with responses_create_params"
+                f"agent {played.agent} takes rows with responses_create_params, but the dataset "
+                "has a materialized task\n"
+                "hint: start the environment server of the agent, or use rows with "
+                "responses_create_params"
             )
         task = {**row["task_input"]}
         task[PARAMS] = _params(task[PARAMS], rollout_id, sampling)

@@ -73,16 +73,17 @@ def read_result(agent: str, status: int, body: bytes) -> RunResult:
         value = body.decode(errors="replace")
     if status != 200:
         raise EnvError(
-            f"agent {agent} answered {status}: {inner_error(value)}{_hint(status, value)}",
+            f"agent {agent} answered with status {status}: "
+            f"{inner_error(value)}{_hint(status, value)}",
             may_pass=status >= 500 and not _lacks_field(value),
         )
     if not isinstance(value, dict):
-        raise EnvError(f"agent {agent} answered 200 without a JSON object")
+        raise EnvError(f"agent {agent} answered with status 200 but without a JSON object")
     if "episode_id" in value and ("result" in value or "failure" in value):
         value = _of_episode(agent, value)
     if value.get("_ng_failure_class") is not None:
         raise EnvError(
-            f"agent {agent} failed, {value['_ng_failure_class']!s:.80} in its stage "
+            f"agent {agent} failed with {value['_ng_failure_class']!s:.80} in stage "
             f"{value.get('_ng_failure_stage')!s:.80}: "
             f"{inner_error(value.get('_ng_failure_message'))}",
             may_pass=value.get("_ng_failure_terminal") is not True,
@@ -136,7 +137,7 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
             "_ng_failure_stage": failure.get("stage"),
         }
     if not isinstance(result, dict):
-        raise EnvError(f"agent {agent} answered with neither result nor failure")
+        raise EnvError(f"agent {agent} answered with neither a result nor a failure")
     return result
 
 
@@ -187,11 +188,11 @@ def _hint(status: int, value: Any) -> str:
     if "hint: " in text:
         return ""
     if status == 422:
-        return "\nhint: the row has what this agent does not take, or lacks what it needs"
+        return "\nhint: compare the fields of the row with what this agent takes and needs"
     if _lacks_field(value):
-        return "\nhint: the row lacks a field that its resources server needs"
+        return "\nhint: add the field to the row; its resources server needs it"
     if status == 404:
-        return "\nhint: is that an agent? `abut doctor --nemo-gym` lists them"
+        return "\nhint: check that it is an agent; `abut doctor --nemo-gym` lists them"
     return ""
 
 
@@ -254,17 +255,17 @@ def settled(rollout: Rollout, agent: str, result: RunResult | None) -> Outcome:
 
 def unheard(agent: str, unnamed: Unnamed) -> EnvError:
     """Return the error of an agent that answered although its rollout's ledger has no call."""
-    said = f"agent {agent} answered, and no call of it was heard by this gateway"
-    hint = "policy_base_url of Gym's configuration must be the gateway's address"
+    said = f"agent {agent} answered, but the gateway received no call from it"
+    hint = "set policy_base_url in Gym's configuration to the gateway's address"
     if unnamed.refused:
         said = (
-            f"agent {agent} answered, and this gateway could give no call to its rollout: "
-            f"{_requests(unnamed.refused)} refused, the last of them {unnamed.last}"
+            f"agent {agent} answered, but the gateway could not match any call to its rollout: "
+            f"{_requests(unnamed.refused)} refused, the last one {unnamed.last}"
         )
         hint = (
-            "the harness asks the model server itself and leaves out the rollout's id, which "
-            "stands in responses_create_params.metadata; have it pass the metadata on, or play one "
-            "rollout of a prompt at a time"
+            "the harness calls the model server without the rollout's id: have it pass on "
+            "responses_create_params.metadata, which has the id, or play one rollout of a prompt "
+            "at a time"
         )
     return EnvError(f"{said}\nhint: {hint}", may_pass=False)
 

@@ -35,8 +35,8 @@ from abut.template.processor import ChatTemplateProcessor
 _BUDGET = Budget(max_completion_tokens=100_000)
 _LOGPROB = -0.5
 _NO_DEVELOPER = (
-    "a template may have no role developer: set replace_developer_role_with_system: true in its "
-    "model server"
+    "if the chat template has no role developer, set replace_developer_role_with_system: true in "
+    "the model server"
 )
 # Servers that score a whole group know it by its index. Groups of training count from 0, and a
 # server may still remember the last probe, so each probe takes a random index far away.
@@ -152,13 +152,14 @@ async def probe(
         result = await work_done(False, lambda: read_result(played.agent, status, answer))
     except TimeoutError:
         result = EnvError(
-            f"it has not answered within {timeout_s:g} s; an environment that scores whole groups "
-            'waits for more than one rollout: --no-play, or NemoGym(check="config"), plays none'
+            f"it did not answer within {timeout_s:g} s; if the environment scores whole groups, "
+            'it waits for further rollouts: use --no-play or NemoGym(check="config") to skip the '
+            "probe"
         )
     except EnvError as error:
         result = error
     except OSError as error:
-        result = EnvError(f"{played.url} cannot be asked: {error}")
+        result = EnvError(f"{played.url} cannot be reached: {error}")
     finally:
         await posts.close()
         await registry.ask(lambda: registry.end(ledger))
@@ -187,8 +188,8 @@ async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy)
             return [
                 Finding(
                     "error",
-                    f"a probe rollout of agent {played.agent} asked what cannot be written with "
-                    f"the chat template of this run: {why}",
+                    f"a probe rollout of agent {played.agent} sent messages that the chat "
+                    f"template of this run cannot write: {why}",
                     hint,
                 )
             ]
@@ -208,14 +209,16 @@ def _judged(
     if script.asked:
         yield from _sampling_findings(what, script, settings)
     if script.error is not None:
-        yield Finding("error", f"{what} could not be answered: {script.error}")
+        yield Finding("error", f"{what} sent a request that could not be answered: {script.error}")
         return
     if isinstance(result, EnvError):
         level: Any = "error" if is_example else "warning"
-        hint = "" if is_example else "--dataset FILE gives it a row of its own"
+        hint = (
+            "" if is_example else "pass --dataset FILE to probe the agent with one of its own rows"
+        )
         said = f"{what} failed after {ledger.answered_calls} calls: {result}"
         if not (script.asked or unnamed.refused):
-            said = f"{what} failed, and asked this gateway nothing: {result}"
+            said = f"{what} failed without calling this gateway: {result}"
         yield Finding(level, said, hint, result.may_pass)
         return
     if not script.asked and unnamed.refused:
@@ -225,8 +228,8 @@ def _judged(
     if not script.asked:
         yield Finding(
             "error",
-            f"{what} asked this gateway nothing, and was answered all the same",
-            "policy_base_url must be the gateway's address as Gym's machine reaches it",
+            f"{what} finished without calling this gateway",
+            "set policy_base_url to the gateway's address as Gym's machine reaches it",
         )
         return
     lines = [np.asarray(branch.conversation.trajectory.ids) for branch in ledger.branches]
@@ -234,23 +237,25 @@ def _judged(
     if strange:
         yield Finding(
             "error",
-            f"{what} came back with tokens that are not those of this gateway",
-            "its model server must give the tokens of the answer, and tokenize nothing itself",
+            f"{what} returned tokens that this gateway did not sample",
+            "its model server must return the tokens of the gateway's answer and must not "
+            "tokenize text itself",
         )
     if not result.calls:
         yield Finding(
             "warning",
-            f"{what} came back without tokens, so rollouts cannot be compared with the ledger",
-            "set return_token_id_information: true in its model server, if it has one",
+            f"{what} returned no tokens, so abut cannot compare rollouts with what it sampled",
+            "if it has a model server, set return_token_id_information: true there",
         )
     if len(ledger.branches) > 1:
         causes = ", ".join(sorted({branch.cause or "first" for branch in ledger.branches[1:]}))
         yield Finding(
             "warning",
             f"{what} made {len(ledger.branches)} conversations of {ledger.answered_calls} calls "
-            f"({causes}): one of them becomes the row",
-            "docs/integrations/agents.md says what continues a conversation; RolloutConfig.branch "
-            "chooses the one to train",
+            f"({causes}); with a trainer that takes one row per rollout, only one of them is "
+            "trained",
+            "see docs/integrations/agents.md for what continues a conversation; "
+            "RolloutConfig.branch chooses the one to train",
         )
     if not strange:
         reward = "masked" if result.masked else f"reward {result.reward:g}"
@@ -266,9 +271,9 @@ def _sampling_findings(
         if isinstance(settings.get(name), int | float) and asked != {settings[name]}:
             yield Finding(
                 "warning",
-                f"{what} asked with {name}={', '.join(map(str, asked))}, and was told "
-                f"{settings[name]}: the gateway samples by the trainer's all the same",
-                "the agent has settings of its own, which say nothing in training",
+                f"{what} sent {name}={', '.join(map(str, asked))} instead of {settings[name]}; "
+                "the gateway ignores it and samples with the trainer's settings",
+                "nothing to change for training: the sampling settings of the agent have no effect",
             )
 
 

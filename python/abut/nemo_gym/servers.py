@@ -117,12 +117,12 @@ class Servers:
 
     def __init__(self, instances: Any, config: Any) -> None:
         if not isinstance(instances, list) or not isinstance(config, dict):
-            raise ValueError("it has no list of servers and no configuration")
+            raise ValueError("the answer has no list of servers or no configuration")
         self._config: Mapping[str, Any] = config
         self._urls: dict[str, dict[str, str]] = {}
         for instance in instances:
             if not isinstance(instance, dict):
-                raise ValueError("its list of servers has what is no server")
+                raise ValueError("the list of servers has an entry that is not a server")
             kind, name = instance.get("server_type"), instance.get("process_name")
             url = instance.get("url")
             if isinstance(kind, str) and isinstance(name, str) and isinstance(url, str):
@@ -142,7 +142,7 @@ class Servers:
         """
         if (played := self._played.get(agent)) is not None:
             return played
-        raise ValueError(f"there is no agent {agent!r}; there are: {self._listed()}")
+        raise ValueError(f"there is no agent {agent!r}; the agents are: {self._listed()}")
 
     def agent_of(self, row: Mapping[str, Any], default: str | None = None) -> str:
         """Return the agent of a row: by its `agent_ref`, `task_source`, taskset, or the default.
@@ -165,7 +165,7 @@ class Servers:
         if default is not None:
             return self.of(default).agent
         raise ValueError(
-            "the row names no agent: it has neither agent_ref nor task_source; there are: "
+            "the row names no agent: it has neither agent_ref nor task_source; the agents are: "
             f"{self._listed()}"
         )
 
@@ -249,11 +249,11 @@ class Servers:
         if found:
             raise ValueError(
                 f"task_source {source!r} has several agents: {', '.join(found)}\n"
-                "hint: name one by agent=, or in the rows' agent_ref"
+                "hint: choose one with agent=, or with agent_ref in the rows"
             )
         raise ValueError(
-            f"task_source {source!r} is no agent, and no resources server of one; there are: "
-            f"{self._listed()}"
+            f"task_source {source!r} is neither an agent nor the resources server of one; the "
+            f"agents are: {self._listed()}"
         )
 
     def _of_taskset(self, taskset: str) -> str:

@@ -161,7 +161,8 @@ class ActorPool(LendingPool[Lease]):
         except Exception as unsent:
             raise EnvError(
                 f"{name}: the call cannot be sent to its actor: {text_of(unsent)}\n"
-                "hint: what is sent must be picklable, the columns of the row included"
+                "hint: everything that is sent must be picklable, including the columns of the "
+                "row"
             ) from unsent
         # Shielded: where the rollout gives up, the call still runs, and `give_back` looks at it.
         answered, error = await asyncio.shield(lease.call)
@@ -172,8 +173,8 @@ class ActorPool(LendingPool[Lease]):
             answer = unpacked(answered)
         except Exception as unread:
             raise EnvError(
-                f"{name} returned what cannot be read here: {text_of(unread)}\n"
-                "hint: what comes back must be made of what this process can import"
+                f"{name} returned a value that this process cannot unpickle: {text_of(unread)}\n"
+                "hint: return only types that this process can import"
             ) from unread
         if isinstance(answer, Failed) and answer.is_exhausted:
             self._leave(actor, answer.text)
@@ -230,13 +231,13 @@ class ActorPool(LendingPool[Lease]):
                 await within(_LATE_S, call)
                 if not call.done():
                     self._leave(
-                        actor, f"a call that was given up has not returned in {_LATE_S:g} s"
+                        actor, f"a call that was given up did not return within {_LATE_S:g} s"
                     )
                 elif lease.closes and call.result().error is None:
                     closed = sent(actor.handle.close, lease.number, slot=lease.slot)
                     await within(_CLOSE_S, closed)
                     if not closed.done():
-                        self._leave(actor, f"an environment has not closed in {_CLOSE_S:g} s")
+                        self._leave(actor, f"an environment did not close within {_CLOSE_S:g} s")
                     elif (error := closed.result().error) is not None:
                         self._leave(actor, said_of(error))
         finally:
@@ -258,13 +259,14 @@ class ActorPool(LendingPool[Lease]):
         kill(actor.handle)
         if error is None:
             self._last_error = (
-                f"an actor cannot make {self._what}: {answer}\nhint: it must be importable on "
-                "every node: runtime_env={'working_dir': '.'}, or env_vars with a PYTHONPATH there"
+                f"an actor cannot make {self._what}: {answer}\n"
+                "hint: make it importable on every node, with runtime_env={'working_dir': '.'} "
+                "or env_vars that set PYTHONPATH"
             )
             if not any(actor.is_ready for actor in self._actors):
                 self._refuse(self._last_error)
         else:
-            self._last_error = f"the last that failed: {said_of(error)}{hint_of(error)}"
+            self._last_error = f"the last actor that failed: {said_of(error)}{hint_of(error)}"
         await asyncio.sleep(next(actor.delays_s))
         self._begin(Actor(self._make(), actor.slots, actor.delays_s))
 
@@ -272,8 +274,8 @@ class ActorPool(LendingPool[Lease]):
         """Lend an actor no more: it is replaced, and ends when the last of its leases does."""
         if actor not in self._actors:
             return  # another lease of it has said so, or it was closed
-        logger.info("an actor with %d leases is replaced: %s", actor.leases, why)
-        self._last_error = f"the last that was lost: {why}"
+        logger.info("replaced an actor with %d leases: %s", actor.leases, why)
+        self._last_error = f"the last actor that was lost: {why}"
         self._actors.remove(actor)
         actor.is_ready = False
         self._left.add(actor)
@@ -297,9 +299,10 @@ class ActorPool(LendingPool[Lease]):
         if any(actor.is_ready for actor in self._actors):
             return
         self._refuse(
-            f"no actor has answered for start_timeout_s={self._start_timeout_s:g}: {room}\n"
+            f"no actor answered within start_timeout_s={self._start_timeout_s:g}: {room}\n"
             + (f"{self._last_error}\n" if self._last_error else "")
-            + "hint: `ray status` shows the nodes; ask for less (num_cpus=, resources=), add nodes"
+            + "hint: run `ray status` to see the nodes; request less (num_cpus=, resources=) "
+            "or add nodes"
         )
 
     def _refuse(self, why: str) -> None:
@@ -311,7 +314,7 @@ class ActorPool(LendingPool[Lease]):
         """Warn early that no actor runs, and later that only some of them do."""
         await asyncio.sleep(min(_NOTICE_S, self._start_timeout_s))
         if not any(actor.is_ready for actor in self._actors) and self._nobody is None:
-            logger.warning("no actor of the pool runs yet: %s", await self._cluster_says())
+            logger.warning("no actor of the pool is running yet: %s", await self._cluster_says())
         await asyncio.sleep(max(0.0, self._start_timeout_s - _NOTICE_S))
         await self.say_who_runs()
 
@@ -320,7 +323,8 @@ class ActorPool(LendingPool[Lease]):
         ready = sum(actor.is_ready for actor in self._actors)
         if 0 < ready < len(self._actors):
             logger.warning(
-                "%d of %d actors run, the others wait for room, and rollouts in line: %s",
+                "only %d of %d actors are running; the others wait for room in the cluster, so "
+                "rollouts wait for a slot: %s",
                 ready,
                 len(self._actors),
                 await self._cluster_says(),
@@ -337,9 +341,10 @@ class ActorPool(LendingPool[Lease]):
             except Exception as error:
                 if was_there:
                     logger.error(
-                        "%s\nActors that run go on, but none starts, and unless the head comes "
-                        "back Ray ends this process: after "
-                        "RAY_gcs_rpc_server_reconnect_timeout_s, 60 s unless that is set",
+                        "%s\n"
+                        "Running actors continue, but no new ones start. If the head does not "
+                        "answer again, Ray ends this process after "
+                        "RAY_gcs_rpc_server_reconnect_timeout_s (60 s by default)",
                         text_of(error),
                     )
                 was_there = False
@@ -349,7 +354,10 @@ class ActorPool(LendingPool[Lease]):
             async with asyncio.timeout(_LOOK_S):
                 return await THREADS.ask(self._room)
         except TimeoutError:
-            return f"the head of the cluster has not answered in {_LOOK_S:g} s; does it run?"
+            return (
+                f"the head of the cluster did not answer within {_LOOK_S:g} s; check that it is "
+                "running"
+            )
         except Exception as error:  # Ray was shut down
             return text_of(error)
 

@@ -84,7 +84,9 @@ def wired(method: Callable[..., Any]) -> Callable[[Any, bytes], bytes]:
         try:
             return packed(answer)
         except Exception as error:
-            what = f"{name_of(self.made)}.{method.__name__} returned what cannot be sent back"
+            what = (
+                f"{name_of(self.made)}.{method.__name__} returned a value that cannot be sent back"
+            )
             is_out = is_exhausted(error)
             return packed(Failed(f"{what}: {text_of(error)}", "", is_exhausted=is_out))
 
@@ -148,7 +150,7 @@ def said_of(error: BaseException) -> str:
     if isinstance(error, known.RayTaskError):
         return f"its actor raised {text_of(error.cause)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = "its actor is gone" if isinstance(error, known.RayActorError) else "Ray lost the call"
+    what = "its actor died" if isinstance(error, known.RayActorError) else "Ray lost the call"
     why = (lines or ["without a reason"])[-1]
     short = why if len(why) <= _LONGEST else f"{why[:_LONGEST]}…"
     return f"{what}: {type(error).__name__}: {short}"
@@ -160,6 +162,7 @@ def hint_of(error: BaseException) -> str:
     if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
         return ""
     return (
-        "\nhint: it is replaced, and the episode is played again where retries= allows it; what "
-        "ends its process takes the others in it along unless slots=1"
+        "\n"
+        "hint: abut replaces the actor and plays the episode again if retries= allows it; with "
+        "slots=1 a crash loses only its own rollout"
     )

@@ -110,8 +110,9 @@ def check_reaches(base_url: str) -> None:
         raise EnvError(
             f"agents on {', '.join(others[:4])}{', …' * (len(others) > 4)} cannot reach the "
             f"gateway at {base_url}, which is on the loopback of {here}\n"
-            f"hint: make_rollout_func(…, gateway=Gateway(host={host})): the name or address that "
-            "nodes reach this machine by; behind a proxy public_url="
+            f"hint: use make_rollout_func(…, gateway=Gateway(host={host})) with a name or "
+            "address under which the nodes reach this machine; behind a proxy, set public_url= "
+            "too"
         )
 
 
@@ -124,20 +125,23 @@ def room(options: Mapping[str, Any]) -> str:
         for name, amount in sorted(the_ray().available_resources().items())
         if not name.startswith("node:")
     }
-    return f"an actor asks for {asked}; free in the cluster: {free or 'nothing'}"
+    return f"an actor needs {asked}; free in the cluster: {free or 'nothing'}"
 
 
 def _check_joined(address: str | None, job_env: Mapping[str, Any]) -> None:
     joined = the_ray().get_runtime_context().gcs_address
     if address not in (None, "local", joined) and _resolved(str(address)) != _resolved(joined):
         raise ValueError(
-            f"RayPool(address={address!r}): this process is in the cluster of {joined} already\n"
-            "hint: a process can be in one; leave address= out, or call ray.shutdown() first"
+            f"RayPool(address={address!r}): this process has already joined the cluster of "
+            f"{joined}\n"
+            "hint: a process can join only one cluster; leave address= out, or call "
+            "ray.shutdown() first"
         )
     if job_env and dict(job_env) != (_job_env if _pools else {}):
         raise ValueError(
-            f"runtime_env={dict(job_env)!r} goes with a whole job, and this one has begun\n"
-            "hint: give it to the first RayPool, or to ray.init where that is yours"
+            f"runtime_env={dict(job_env)!r} applies to a whole Ray job, but this job has already "
+            "started\n"
+            "hint: pass it to the first RayPool, or to ray.init if you call that yourself"
         )
 
 
@@ -152,8 +156,10 @@ def _init(address: str | None, job_env: Mapping[str, Any], ranks: int) -> None:
     if address in (None, "local"):
         if ranks > 1:
             raise ValueError(
-                f"RayPool without an address, in one of {ranks} ranks: each would start a cluster\n"
-                "hint: ray start --head, and RayPool(…, address='host:6379') or RAY_ADDRESS"
+                f"RayPool has no address, so each of the {ranks} ranks would start its own "
+                "cluster\n"
+                "hint: run `ray start --head` once, and pass RayPool(…, address='host:6379') or "
+                "set RAY_ADDRESS"
             )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # A folder of our own, to take it away again. The sockets in it have long names already, and
@@ -175,8 +181,9 @@ def _init(address: str | None, job_env: Mapping[str, Any], ranks: int) -> None:
         if not isinstance(error, Exception):
             raise
         raise EnvError(
-            f"Ray cannot join the cluster at {address}: {text_of(error)}\nhint: this machine must "
-            "be a node of it (ray start --address=…), with the same versions of Ray and Python"
+            f"Ray cannot join the cluster at {address}: {text_of(error)}\n"
+            "hint: make this machine a node of the cluster (ray start --address=…), with the "
+            "same versions of Ray and Python"
         ) from error
 
 
@@ -185,15 +192,17 @@ def _check_answers(address: str) -> None:
     if "://" in address or not host or not port.isdigit():
         raise ValueError(
             f"RayPool(address={address!r}): must be host:port of the cluster's head\n"
-            "hint: as `ray start --head` prints it, such as 10.0.0.1:6379; Ray Client (ray://) "
-            "and 'auto' are not taken, since they wait for minutes for what does not answer"
+            "hint: use the address that `ray start --head` prints, such as 10.0.0.1:6379; Ray "
+            "Client (ray://) and 'auto' are not supported, because they wait for minutes if "
+            "nothing answers"
         )
     try:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise EnvError(
             f"no Ray cluster answers at {address}: {text_of(error)}\n"
-            "hint: is its head running (ray start --head), and may this machine reach that port?"
+            "hint: check that its head is running (ray start --head) and that this machine can "
+            "reach that port"
         ) from error
 
 

@@ -208,7 +208,7 @@ class AgentHost(ActorHost):
         try:
             pickled = packed(result)
         except Exception as error:
-            what = f"{name} returned what cannot be sent back: {text_of(error)}"
+            what = f"{name} returned a value that cannot be sent back: {text_of(error)}"
             raise placed(EnvError(what), place) from error
         return pickled
 
@@ -222,8 +222,9 @@ def _unreached(endpoint: Endpoint) -> str:
     except OSError as error:
         node = the_ray().util.get_node_ip_address()
         return (
-            f"\nhint: from the node {node} nothing answers at {host}:{port} ({text_of(error)}); "
-            "make_rollout_func(…, gateway=Gateway(host=…)) needs an address of the trainer's "
-            "machine that all nodes reach, and an open port"
+            "\n"
+            f"hint: the node {node} cannot reach {host}:{port} ({text_of(error)}); set "
+            "make_rollout_func(…, gateway=Gateway(host=…)) to an address of the trainer's "
+            "machine that all nodes reach, and open the port"
         )
     return ""

@@ -35,8 +35,8 @@ _OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_even
 
 
 @stays(
-    "it has actors on a cluster, and a loop of this process",
-    hint="make one in each process: RayPool(env, size=…, address=…)",
+    "it holds actors on a cluster and an event loop of this process",
+    hint="make a pool in each process: RayPool(env, size=…, address=…)",
 )
 class RayPool:
     """Environments or agents on a Ray cluster, for `make_rollout_func`.
@@ -92,12 +92,13 @@ class RayPool:
     ) -> None:
         _check("size", size, size >= 1, "at least 1")
         _check("slots", slots, slots >= 1, "at least 1")
-        _check("start_timeout_s", start_timeout_s, start_timeout_s > 0, "above 0")
+        _check("start_timeout_s", start_timeout_s, start_timeout_s > 0, "more than 0")
         for name in _OURS:
             if name in actor_options:
                 raise ValueError(
-                    f"RayPool({name}=…) is set by the pool\n"
-                    "hint: a step must not be sent twice, nor an actor outlive its rank"
+                    f"RayPool({name}=…) cannot be changed, because the pool sets it so that no "
+                    "step is sent twice and no actor outlives its rank\n"
+                    f"hint: leave {name}= out"
                 )
         self._check_kind(env)
         ray = the_ray()
@@ -155,14 +156,17 @@ class RayPool:
     def _check_kind(self, env: Any) -> None:
         if is_pool(env):
             raise TypeError(
-                f"RayPool takes what makes environments: {type(env).__name__} is a pool"
+                f"RayPool takes a class or factory of environments, but {type(env).__name__} is "
+                "a pool\n"
+                "hint: pass the environment class itself"
             )
         check_env_factory(env)
         if isinstance(env, EnvSource) and env.tools:
             raise TypeError(
-                f"RayPool of {env!r}: its tools belong into the chat template, which is not in an "
-                "actor\nhint: make a class with reset(seed) and step(action), and give the tools "
-                "to ChatTemplateProcessor(tools=…)"
+                f"RayPool of {env!r}: its tools must be in the chat template, which an actor "
+                "does not have\n"
+                "hint: write a class with reset(seed) and step(action), and pass the tools to "
+                "ChatTemplateProcessor(tools=…)"
             )
 
 
@@ -205,12 +209,17 @@ class RayAgentPool(RayPool):
     def _check_kind(self, env: Any) -> None:
         name = name_of(env)
         if is_pool(env):
-            raise TypeError(f"RayPool takes what plays: {name} is a pool of agents")
+            raise TypeError(
+                f"RayPool takes an agent, but {name} is a pool of agents\n"
+                "hint: pass the agent itself"
+            )
         for method in ("start", "stop"):
             if hasattr(env, method):
                 raise TypeError(
-                    f"RayPool of {name}: its {method} would be called here, and its run elsewhere"
-                    "\nhint: begin and end in run what a rollout needs, or keep the agent here"
+                    f"RayPool of {name}: its {method} would run in this process, but its run in "
+                    "an actor\n"
+                    "hint: set up and close what a rollout needs inside run, or use the agent "
+                    "without RayPool"
                 )
         self.__wrapped__ = env
         self.__name__ = name
@@ -222,7 +231,9 @@ def _pickled(env: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             f"RayPool cannot send {getattr(env, '__name__', repr(env))} to an actor: "
-            f"{text_of(error)}\nhint: make what cannot be pickled in reset or run, in the actor"
+            f"{text_of(error)}\n"
+            "hint: create objects that cannot be pickled inside reset or run, which execute in "
+            "the actor"
         ) from error
 
 

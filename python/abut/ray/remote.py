@@ -46,7 +46,7 @@ class RemoteLoan(Loan[Lease]):
             UnplayableRow: the row lacks what is asked for.
         """
         if self.item is None:
-            raise EnvError(f"{name} after it was given back")
+            raise EnvError(f"{name} was called after the environment was given back")
         answer = await self._actors.ask(self.item, name, method, *args)
         if not isinstance(answer, Failed):
             return answer
@@ -89,7 +89,7 @@ class RemoteEnv(RemoteLoan, LoopBound):
     async def _said(self, method: str, args: tuple[Any, ...]) -> Reply:
         name = f"{self._name}.{method}"
         if self.item is not None and not self.item.closes:
-            raise EnvError(f"{name} after the end of its episode")
+            raise EnvError(f"{name} was called after the end of its episode")
         answer = await self.asked(name, method, *args)
         assert isinstance(answer, Said)
         if answer.is_over and self.item is not None:
@@ -134,7 +134,8 @@ class RemoteAgent(RemoteLoan):
             result: AgentResult = pickle.loads(answer.pickled)
         except Exception as error:  # a class of the user's that is only known there
             raise EnvError(
-                f"{self._name} returned what cannot be read here: {text_of(error)}\n"
-                "hint: AgentResult(extras=…) must be made of what this process can import"
+                f"{self._name} returned a value that this process cannot unpickle: "
+                f"{text_of(error)}\n"
+                "hint: AgentResult(extras=…) may have only types that this process can import"
             ) from error
         return result

@@ -172,7 +172,7 @@ class Batch:
             if is_cancelled():
                 raise
             raise SamplerError(
-                f"{request.where}: the sampler was cancelled, but not by its rollout"
+                f"{request.where}: something other than the rollout cancelled the sampler"
             ) from None
         finally:
             self._request_slots.give()
@@ -226,8 +226,7 @@ class Batch:
         if taken:
             raise EnvError(
                 f"the factory returned the same {type(env).__name__} for two rollouts at once\n"
-                "hint: each rollout needs an environment of its own; pass the class, or "
-                "lambda: Env(…)"
+                "hint: each rollout needs its own environment; pass the class, or lambda: Env(…)"
             )
 
     def release(self, env: Any) -> None:
@@ -245,9 +244,11 @@ class Batch:
         if limit is not None and self.at_once > limit.threads:
             raise ValueError(
                 f"RolloutConfig.max_rollouts={self.config.max_rollouts!r}: each synchronous "
-                f"environment has a thread of its own, {self.at_once} rollouts are in flight at "
-                f"once, and this process may have {limit.threads} threads ({limit.name})\n"
-                "hint: set max_rollouts below that, or make reset and step `async def`"
+                f"environment needs its own thread, and {self.at_once} rollouts would be in "
+                f"flight at once, but this process may have only {limit.threads} threads "
+                f"({limit.name})\n"
+                f"hint: set max_rollouts below {limit.threads}, or make reset and step `async "
+                "def`"
             )
 
     def _batch_loop(self) -> LoopTasks:

@@ -43,7 +43,7 @@ def budget_of(config: RolloutConfig, holds: int | None) -> Budget:
         context = holds
     if config.max_completion_tokens is None and context is None:
         raise ValueError(
-            "nothing bounds a rollout: neither RolloutConfig nor the sampler has a limit\n"
-            "hint: RolloutConfig(max_completion_tokens=2048)"
+            "a rollout has no token limit, neither from RolloutConfig nor from the sampler\n"
+            "hint: set RolloutConfig(max_completion_tokens=2048)"
         )
     return Budget(config.max_completion_tokens, context, config.max_turn_tokens)

@@ -18,69 +18,94 @@ class RolloutConfig:
 
     max_turns: int | None = _help(
         None,
-        "Turns of one rollout; the last action is still answered. Of an agent: calls of one "
-        "conversation. None: 8 for environments, no limit for agents.",
+        "Most turns of one rollout; the environment still answers the last action. For an agent: "
+        "most calls of one conversation. None: 8 for environments, no limit for agents.",
     )
     max_calls: int | None = _help(
-        None, "Answered calls of an agent's rollout, over all of its conversations."
+        None,
+        "Most answered calls of an agent's rollout, over all of its conversations. None: no limit.",
     )
     max_rollout_tokens: int | None = _help(
-        None, "Sampled tokens of an agent's rollout, over all of its conversations."
+        None,
+        "Most sampled tokens of an agent's rollout, over all of its conversations. None: no limit.",
     )
-    max_turn_tokens: int | None = _help(None, "Sampled tokens of one turn.")
+    max_turn_tokens: int | None = _help(
+        None,
+        "Most sampled tokens of one turn. None: no limit but those of the completion and the "
+        "context.",
+    )
     max_completion_tokens: int | None = _help(
         None,
-        "Tokens of the whole completion, sampled or not. None: the trainer's "
-        "max_completion_length.",
+        "Most tokens of the whole completion, sampled and env tokens together. None: the "
+        "trainer's max_completion_length.",
     )
     max_context_tokens: int | None = _help(
-        None, "Tokens of prompt and completion. None: what the engine can hold."
+        None, "Most tokens of prompt and completion together. None: the limit of the engine."
     )
-    reset_timeout_s: float = _help(120, "Seconds for making and resetting an environment.")
+    reset_timeout_s: float = _help(
+        120, "Seconds that making and resetting an environment may take."
+    )
     step_timeout_s: float = _help(
-        60, "Seconds for one step of an environment, from when it has its slot."
+        60,
+        "Seconds that one step of an environment may take, without the wait for a slot "
+        "(max_env_steps).",
     )
     turn_timeout_s: float = _help(
-        300, "Seconds for sampling one turn, waiting included; not for the trainer's own model."
+        300,
+        "Seconds that sampling one turn may take, including the wait for the engine. Does "
+        "not apply when the trainer's own model samples.",
     )
     rollout_timeout_s: float = _help(
-        900, "Seconds for one attempt at a rollout, less those of the trainer's own model."
+        900,
+        "Seconds that one attempt at a rollout may take, without the time in which the "
+        "trainer's own model samples.",
     )
-    retries: int = _help(1, "Whole episodes that are run again, each on a fresh environment.")
+    retries: int = _help(
+        1, "How often a failed rollout is played again, each time in a fresh environment."
+    )
     on_failure: Literal["unscored", "zero", "raise"] = _help(
         "unscored",
-        "A rollout that failed after its retries: a row without weight (reward None), a row "
-        "with reward 0.0, or an error that stops training.",
+        "What happens to a rollout that failed after its retries: a row without weight (reward "
+        "None), a row with reward 0.0, or an error that stops training.",
     )
-    max_failed_frac: float = _help(0.5, "Share of failed rollouts above which the batch raises.")
+    max_failed_frac: float = _help(
+        0.5, "Share of failed rollouts in a batch above which training stops with an error."
+    )
     reward: Literal["last", "sum"] = _help(
-        "last", "The env's reward after its last step, or the sum over its steps."
+        "last", "The reward of the environment after its last step, or the sum over its steps."
     )
-    max_rollouts: int | None = _help(None, "Rollouts in flight at once. None: all of the batch.")
-    max_env_steps: int = _help(64, "Environment calls at once; fewest turns played come first.")
-    max_requests: int = _help(256, "Requests to the engine at once; fewest turns come first.")
+    max_rollouts: int | None = _help(
+        None, "Most rollouts in flight at once. None: the whole batch."
+    )
+    max_env_steps: int = _help(
+        64, "Most environment calls at once; rollouts with the fewest turns go first."
+    )
+    max_requests: int = _help(
+        256, "Most requests to the engine at once; rollouts with the fewest turns go first."
+    )
     branch: BranchChoice | None = _help(  # noqa: RUF009
         None,
-        "Which conversations of an agent are trained: all of them, or one for each rollout: that "
-        "with the most sampled tokens, that of the last answer, or one drawn with the seed. None: "
-        "all where the trainer takes them, else the longest.",
+        "Which conversations of an agent are trained: all of them, or one for each rollout: the "
+        "longest (most sampled tokens), the last (with the last answer), or a random one drawn "
+        "with the seed. None: all if the trainer takes them, else the longest.",
     )
     auxiliary: Literal["train", "leave_out"] = _help(
         "train",
-        "Whether auxiliary conversations of an agent are trained: those without a name, tools or "
-        "history, such as a title or a summary, beside others with tools.",
+        "Whether auxiliary conversations of an agent are trained. A conversation is auxiliary if "
+        "it has no name, no tools and no history while others of the rollout have tools, such as "
+        "one that writes a title or a summary.",
     )
     streams: tuple[str, ...] = _help(
         (),
-        "Names of the arrays of `Sample.streams` that rollouts and records keep; a sample without "
-        "one is an error. All others are dropped.",
+        "Names of the arrays of `Sample.streams` that rollouts and records keep. A sample "
+        "without one of them is an error; other arrays are dropped.",
     )
     log_every_s: float | None = _help(
         None,
-        "Seconds between two lines in the log while rollouts play: how many have ended, their "
+        "Seconds between two progress lines in the log: how many rollouts have ended, their "
         "turns and failures, and which one has played the longest. None: no lines.",
     )
-    seed: int = _help(0, "Seed of sampling and of `episode_seed`.")
+    seed: int = _help(0, "Seed for sampling and for `episode_seed`.")
 
     def __post_init__(self) -> None:
         """Refuse values that no batch could run with.

@@ -238,8 +238,8 @@ class Conversation:
         """
         if not isinstance(writer := self._processor, TurnWritingProcessor):
             raise TemplateError(
-                f"{type(writer).__name__} writes no turns of a policy\n"
-                "hint: leave processor= out, so that the chat template does"
+                f"{type(writer).__name__} cannot write turns of the policy\n"
+                "hint: leave processor= out, so that the chat template writes them"
             )
         alone = Trajectory(self._tokenizer)
         alone.append_parts(writer.turn_parts(message), provenance="env")
@@ -276,8 +276,9 @@ class Conversation:
         if self.never_token_ids and (drawn := positions_of(ids, self.never_token_ids)):
             token = self._tokenizer.decode(ids[drawn[0] : drawn[0] + 1])
             raise SamplerError(
-                f"turn {len(self.turns)}: {token!r} was sampled, which only stands for an image\n"
-                "hint: a sampler must keep SampleRequest.never_token_ids from being drawn"
+                f"turn {len(self.turns)}: {token!r} was sampled, but this token only stands for "
+                "an image\n"
+                "hint: the sampler must never draw the tokens in SampleRequest.never_token_ids"
             )
         start, messages, text = len(self.trajectory), len(self.messages), ""
         seam = self._add_seam(self.trajectory.append_sampled(ids, logprobs))
@@ -371,8 +372,9 @@ class Conversation:
     def _require_written(self) -> None:
         if missing := len(self.messages) - self._written:
             raise TrajectoryError(
-                f"{missing} of {len(self.messages)} messages are not written: the policy would not "
-                "see them\nhint: open() or reply() first"
+                f"{missing} of {len(self.messages)} messages are not written yet, so the policy "
+                "would not see them\n"
+                "hint: call open() or reply() first"
             )
 
     def _closing(self, messages: Sequence[Message]) -> list[Part]:

@@ -33,7 +33,7 @@ _INTERRUPTED_S = 5.0
 
 
 @stays(
-    "it has threads, loops and a sampler of this process",
+    "it holds threads, event loops and a sampler of this process",
     hint="send its tokenizer, processor and config, and make the engine there",
 )
 class Engine:
@@ -184,7 +184,8 @@ class Engine:
         """Two batches share the sampler and what it has open, so the one before must have ended."""
         if self._unended is not None and not self._unended.has_ended(_INTERRUPTED_S):
             raise RolloutError(
-                f"the batch before was interrupted, and {_INTERRUPTED_S:g} s later its rollouts "
-                "have not ended\nhint: see what an environment pool does when it is cancelled; "
-                "call again"
+                "the previous batch was interrupted, but its rollouts have not ended after "
+                f"{_INTERRUPTED_S:g} s\n"
+                "hint: call again; if it keeps failing, check that the environment pool ends "
+                "when it is cancelled"
             )

@@ -33,8 +33,7 @@ INTERRUPTED_CLOSE_S = 0.25
 # A stream closes environments for days, so closed ones are forgotten each time this many are kept.
 _FORGET = 64
 _MOVES = (
-    ", and from the next attempt on, environments of this class have a loop and a thread of their "
-    "own"
+    ", and from the next attempt on, environments of this class get their own event loop and thread"
 )
 
 
@@ -131,12 +130,13 @@ class EnvLoops:
             if moves := call is not None and kind not in self._agents:
                 self._move(kind)
         logger.warning(
-            "%s has blocked the event loop that asynchronous environments and agents share for "
-            "%g s. That time counts for %s%s.\n"
-            "It is here (most recent call last):\n%shint: await instead, or asyncio.to_thread(…)",
+            "%s has blocked the event loop of asynchronous environments and agents for %g s. "
+            "That time counts against the timeouts of %s%s.\n"
+            "It is here (most recent call last):\n"
+            "%shint: await instead, or use asyncio.to_thread(…)",
             "A callback" if call is None else call.name,
             BLOCKS_S,
-            "all rollouts" if call is None else "its own rollout alone",
+            "all rollouts" if call is None else "its own rollout only",
             _MOVES if moves else "",
             place,
         )
@@ -212,8 +212,8 @@ class EnvClosing:
         calls = sum(not future.done() for future in self._hanging)
         if calls and not self.interrupted:
             logger.warning(
-                "%d calls of environments have not returned: each keeps a thread until it does, "
-                "and the environment is closed then",
+                "%d calls of environments have not returned: each keeps a thread until it "
+                "returns, and then its environment is closed",
                 calls,
             )
         hanging = sum(not future.done() for future in self._closing)
@@ -222,8 +222,8 @@ class EnvClosing:
         if hanging and not self.hangs and not self.interrupted:
             self.hangs = True
             logger.warning(
-                "%d environments did not close within %g s; they are waited for %g s from now on, "
-                "and each keeps a thread",
+                "%d environments did not close within %g s, and each keeps a thread; abut waits "
+                "only %g s for them from now on",
                 hanging,
                 seconds,
                 INTERRUPTED_CLOSE_S,

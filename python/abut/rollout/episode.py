@@ -162,9 +162,9 @@ class Episode:
             self.rollout.prompt_ids = request.prompt_ids
         if request.max_tokens < 1:
             raise EnvError(
-                f"the prompt has {len(request.prompt_ids)} tokens and leaves no room for a sample"
-                f" ({reason.value})\n"
-                "hint: shorten the prompt, or raise max_context_tokens"
+                f"the prompt has {len(request.prompt_ids)} tokens and leaves no room for sampled "
+                f"tokens (limit: {reason.value})\n"
+                f"hint: shorten the prompt, or raise {reason.value}"
             )
         began = time.monotonic()
         if self._batch.in_process:

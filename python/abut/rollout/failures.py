@@ -52,9 +52,9 @@ class Failures:
         text = text_of(error)
         trace = getattr(error, "trace", "") or trace_of(error, own=True)
         self._causes.setdefault(kind_of_error(text), error)
-        said = "rollout %s, attempt %d, failed of %s\n%s%s"
-        level, more = self._level(text, "\nOthers of its kind are logged as DEBUG")
-        more = f"{more}; a recorder keeps them all." if more else ""
+        said = "rollout %s failed in attempt %d: %s\n%s%s"
+        level, more = self._level(text, "\nFurther errors of this kind are logged at level DEBUG")
+        more = f"{more}; a recorder keeps all of them." if more else ""
         logger.log(level, said, rollout_id, attempt + 1, text, trace, more)
         return text, trace
 
@@ -66,7 +66,7 @@ class Failures:
             text: what was lost, and why; the first of a kind is logged as a warning.
         """
         self._lost[rollout_id] = text
-        level, more = self._level(text, "\nOthers of its kind are logged as DEBUG.")
+        level, more = self._level(text, "\nFurther errors of this kind are logged at level DEBUG.")
         logger.log(level, "rollout %s: %s%s", rollout_id, text, more)
 
     def _level(self, text: str, more: str) -> tuple[int, str]:

@@ -34,9 +34,9 @@ def written_images(
     ends = np.cumsum([part.features for part in images], dtype=np.int64)
     if len(media) != (ends[-1] if images else 0):
         raise TrajectoryError(
-            f"{len(media)} media tokens were written for {len(images)} images with "
+            f"the prompt has {len(media)} media tokens, but its {len(images)} images have "
             f"{int(ends[-1]) if images else 0} features\n"
-            "hint: the tokenizer and the image processor must be of the same model"
+            "hint: use the tokenizer and the image processor of the same model"
         )
     return [
         ImageSpan(

@@ -230,13 +230,13 @@ class LiveEnv:
         name = f"{type(self._guarded.env).__name__}.{method}"
         at = place_of(self._guarded.env, method)
         if not strange:
-            said = f"{name} replied with an image in a message of the role {pictured[0]!r}: {error}"
+            said = f"{name} replied with an image in a {pictured[0]!r} message: {error}"
             return placed(EnvError(said), at)
         what, _, _ = str(error).partition("\nhint: ")
         return placed(
             EnvError(
-                f"{name} replied with the role {strange[0]!r}, and {what}\n"
-                "hint: an environment's messages have the role 'user' or 'tool'"
+                f"{name} replied with a message of the role {strange[0]!r}: {what}\n"
+                "hint: use the role 'user' or 'tool'"
             ),
             at,
         )

@@ -91,23 +91,25 @@ class RewardKeys(NamedTuple):
         named = {name for name in given if name is not None}
         if both := sorted(sessions & {*named, *names.values()}):
             raise ValueError(
-                f"{both[0]!r} is both the name and the session of calls, so a reward for it could "
-                "be either's\nhint: give the name another text"
+                f"{both[0]!r} is both a name and a session of calls, so it is not clear which of "
+                "them a reward for it belongs to\n"
+                "hint: use another name"
             )
         known = {*named, *sessions, *self.asked_by, *names, *names.values()}
         for key in sorted(rewards.keys() - known):
             if key not in self.answers:
                 listed = ", ".join(map(repr, sorted(named | sessions)[:_LISTED])) or "none"
                 raise ValueError(
-                    f"AgentResult.rewards has {key!r}, which is no name and no session of this "
-                    f"rollout's calls, and no answer's id\nhint: its names and sessions are "
-                    f"{listed}; a name that may have made no call must be in AgentResult.names"
+                    f"AgentResult.rewards has {key!r}, which is not a name or session of this "
+                    "rollout's calls, nor the id of an answer\n"
+                    f"hint: the names and sessions are {listed}; list a name that may make no "
+                    "calls in AgentResult.names"
                 )
             if not self.of_turns:
                 raise ValueError(
-                    f"AgentResult.rewards has {key!r}, an answer's id, but rewards of single turns "
-                    "need credit\nhint: make_rollout_func(…, credit=Returns()) with "
-                    "abut.trl.GRPOTrainer"
+                    f"AgentResult.rewards has {key!r}, the id of an answer, but rewards of "
+                    "single turns need credit\n"
+                    "hint: use make_rollout_func(…, credit=Returns()) with abut.trl.GRPOTrainer"
                 )
         scored = {answer for answer in self.answers if rewards.get(answer) is not None}
         for answer in sorted(scored.union(self.paid)):
@@ -116,8 +118,8 @@ class RewardKeys(NamedTuple):
             own = reward_key(named_as, session, rewards)
             if own is not None and rewards[own] is not None:
                 raise ValueError(
-                    f"AgentResult.rewards has {own!r}, a conversation that is judged by this "
-                    f"reward alone, and its answer {answer!r} has a reward too\n"
+                    f"AgentResult.rewards has a reward for the conversation {own!r} and another "
+                    f"for its answer {answer!r}\n"
                     "hint: give a reward to the conversation or to its turns, not to both"
                 )
 

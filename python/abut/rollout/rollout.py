@@ -332,7 +332,7 @@ def give_stream(turns: Sequence[TurnRecord], name: str, values: NDArray[Any]) ->
     tokens = sum(turn.end - turn.start for turn in turns)
     if len(values) != tokens:
         raise ValueError(
-            f"stream {name!r}: {len(values)} values for the {tokens} sampled tokens of a row"
+            f"stream {name!r}: got {len(values)} values for the {tokens} sampled tokens of a row"
         )
     start = 0
     for turn in turns:
@@ -351,8 +351,9 @@ def _streams_of(columns: Columns, turns: Sequence[TurnRecord]) -> dict[str, NDAr
         shapes = {values.shape[1:]: turn for turn, values in pieces}
         if len(shapes) > 1:
             raise SamplerError(
-                f"stream {name!r} has values of the shapes {', '.join(map(str, shapes))} in the "
-                "turns of one row\nhint: a stream has one shape behind its first dimension"
+                f"stream {name!r} has different shapes in the turns of one row: "
+                f"{', '.join(map(str, shapes))}\n"
+                "hint: after the first dimension, all arrays of a stream must have the same shape"
             )
         aligned = _unsampled(length, pieces)
         for turn, values in pieces:

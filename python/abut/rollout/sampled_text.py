@@ -142,8 +142,9 @@ def until_stop(
     at = spoken.find(stop_string.encode())
     if at < 0 or not stop_string:
         raise SamplerError(
-            f"turn {turn}: the sample ended on the stop string {stop_string!r}, which is not in "
-            "its text\nhint: return all sampled ids, those of the stop string included"
+            f"turn {turn}: the sample ended with the stop string {stop_string!r}, but its text "
+            "does not have it\n"
+            "hint: the sampler must return all sampled ids, including those of the stop string"
         )
     # The token that has the byte `at`, by the lengths of the decoded beginnings.
     token = bisect_right(range(1, len(ids)), at, key=lambda end: len(decode_bytes(ids[:end])))

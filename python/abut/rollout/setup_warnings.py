@@ -22,11 +22,11 @@ _CUT_FRAC = 0.9
 # If more of the tokens that could be trained are not, that is worth a warning.
 _DROPPED_FRAC = 0.1
 _WHY_BRANCHES: Mapping[BranchCause, str] = {
-    "repeated": "it asks for several samples at one point",
-    "rewritten": "it changes what was said before, or its client does",
-    "tools": "it asks with other tools, or other variables for the template",
-    "new": "it begins other conversations",
-    "template": "the template cannot write its messages behind a turn",
+    "repeated": "it requests several samples of the same turn",
+    "rewritten": "it, or its client, changes earlier messages",
+    "tools": "it changes the tools or the template variables between calls",
+    "new": "it starts new conversations",
+    "template": "the chat template cannot write its messages after a turn",
     "subagent": "it has sub-agents",
     "compaction": "it summarizes its history",
 }
@@ -48,8 +48,8 @@ class SetupWarnings:
         """Warn of an environment with a reward of NaN."""
         self._once.warn(
             f"nan {env}",
-            f"{env}.reward is NaN, which is taken as no score: what has none trains nothing\n"
-            "hint: see what the reward is made of; None says that there is no score",
+            f"{env}.reward is NaN, so the rollout counts as unscored and is not trained\n"
+            "hint: fix the computation of the reward; use None where there is no score",
         )
 
     def ended(
@@ -74,20 +74,20 @@ class SetupWarnings:
             kind, _, env = what.partition(" ")
             if kind == "turns":
                 text = (
-                    f"all {count} rollouts of {env} ran into max_turns={max_turns}: it has ended "
-                    "no episode itself\n"
-                    "hint: set self.alive to False in the step that ends an episode; where it "
-                    "takes more turns, raise RolloutConfig.max_turns"
+                    f"all {count} rollouts of {env} reached max_turns={max_turns}: the "
+                    "environment never ended an episode itself\n"
+                    "hint: set self.alive = False in the step that ends an episode; if episodes "
+                    "need more turns, raise RolloutConfig.max_turns"
                 )
             else:
                 completion, context = budget.max_completion_tokens, budget.max_context_tokens
                 limits = f"max_completion_tokens={completion}, max_context_tokens={context}"
                 text = (
-                    f"none of {count} rollouts got beyond its first turn, which was cut or left no "
-                    f"room for a second ({limits})\n"
-                    "hint: raise GRPOConfig.max_completion_length, which is for all turns of a "
-                    "rollout and what is said between them; RolloutConfig.max_turn_tokens bounds "
-                    "one turn"
+                    f"all {count} rollouts ended in their first turn, because it was cut or left "
+                    f"no room for a second turn ({limits})\n"
+                    "hint: raise GRPOConfig.max_completion_length, which must hold all turns of "
+                    "a rollout and all replies; to limit a single turn, set "
+                    "RolloutConfig.max_turn_tokens"
                 )
             self._once.warn(what, text)
 
@@ -98,13 +98,13 @@ class SetupWarnings:
             (
                 StopReason.MAX_COMPLETION_TOKENS,
                 budget.max_completion_tokens,
-                "raise GRPOConfig.max_completion_length, which is for all turns of a rollout and "
-                "what is said between them",
+                "raise GRPOConfig.max_completion_length, which must hold all turns of a rollout "
+                "and all replies",
             ),
             (
                 StopReason.MAX_CONTEXT_TOKENS,
                 budget.max_context_tokens,
-                "raise RolloutConfig.max_context_tokens if the model holds more, or shorten "
+                "raise RolloutConfig.max_context_tokens if the model can hold more, or shorten "
                 "prompts and replies",
             ),
         ):
@@ -113,8 +113,9 @@ class SetupWarnings:
             if enough and "first turn" not in self._once:  # that warning says the same
                 self._once.warn(
                     f"cut {reason}",
-                    f"{len(cut)} of the {len(scored)} rollouts of a batch ended on {reason}="
-                    f"{limit}, after {median(cut):g} turns (median)\nhint: {cure}",
+                    f"{len(cut)} of {len(scored)} rollouts of a batch were cut by "
+                    f"{reason}={limit}, after {median(cut):g} turns (median)\n"
+                    f"hint: {cure}",
                 )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
@@ -135,13 +136,13 @@ class SetupWarnings:
         ((why, most),) = causes.most_common(1)
         self._once.warn(
             "dropped",
-            f"{dropped / followed:.0%} of the {followed} tokens in conversations that agents "
-            "followed in a batch train nothing, because each rollout has one conversation as its "
-            f"row. Most of them ({most / dropped:.0%}) are in conversations that an agent began "
+            f"{dropped / followed:.0%} of the {followed} tokens that agents sampled in a batch "
+            "are not trained, because this trainer trains only one conversation of each rollout. "
+            f"Most of them ({most / dropped:.0%}) are in conversations that an agent started "
             f"because {_WHY_BRANCHES[why or 'new']}\n"
-            "hint: abut.trl.GRPOTrainer, which takes the arguments of TRL's class, and the workers "
-            "of asynchronous trainers train every conversation; docs/integrations/agents.md lists "
-            "what starts another one",
+            "hint: to train every conversation, use abut.trl.GRPOTrainer, which takes the same "
+            "arguments as TRL's, or the worker of an asynchronous trainer; "
+            "docs/integrations/agents.md lists what starts a new conversation",
         )
 
     def _count(self, what: str, same: bool) -> None:

@@ -18,8 +18,8 @@ from abut.trl.returns import Floats, PathReturns, Scale, compared, path_of
 from abut.trl.teachers.teacher import Teacher
 
 _SHAPE = (
-    "hint: return [rollout][conversation, the main one first][own turn], each a finite number, or "
-    "one for each of its sampled tokens"
+    "hint: return nested lists, indexed by rollout, conversation (the main one first) and own "
+    "turn; each value is a finite number, or an array with one for each sampled token of the turn"
 )
 
 
@@ -130,15 +130,16 @@ class ReverseKL:
         """
         if isinstance(self.teacher, type) or not isinstance(self.teacher, Teacher):
             raise TypeError(
-                f"ReverseKL({self.teacher!r}): a teacher is an object with "
-                "`async score(ids, positions, top_k, name)`\n"
-                'hint: VllmTeacher("http://…:8001"), or ModelTeacher(model)'
+                f"ReverseKL({self.teacher!r}): a teacher must have a method `async score(ids, "
+                "positions, top_k, name)`\n"
+                'hint: use VllmTeacher("http://…:8001") or ModelTeacher(model)'
             )
         if not (math.isfinite(self.coef) and self.coef > 0):
             raise ValueError(f"ReverseKL(coef={self.coef!r}): must be more than 0")
         if isinstance(checked_credit(self.credit), ReverseKL):
             raise TypeError(
-                "ReverseKL(credit=ReverseKL(…)): the inner credit is None, Returns(…) or a function"
+                "ReverseKL(credit=ReverseKL(…)): the inner credit must be None, Returns(…) or a "
+                "function"
             )
 
 
@@ -173,9 +174,11 @@ def checked_credit(credit: Any) -> Credit:
     if credit is None or isinstance(credit, Returns | ReverseKL):
         return credit
     if credit is Returns:
-        raise TypeError("credit=Returns is the class\nhint: credit=Returns()")
+        raise TypeError("credit=Returns is the class, not an instance\nhint: credit=Returns()")
     if credit is ReverseKL:
-        raise TypeError("credit=ReverseKL is the class\nhint: credit=ReverseKL(teacher)")
+        raise TypeError(
+            "credit=ReverseKL is the class, not an instance\nhint: credit=ReverseKL(teacher)"
+        )
     if not callable(credit):
         raise TypeError(
             f"credit={credit!r}: must be None, Returns(discount=…), ReverseKL(teacher) or a "
@@ -312,7 +315,7 @@ def _check_rewards(rollouts: Sequence[ScoredRollout]) -> None:
             if reward is not None and not math.isfinite(reward):
                 where = _where(rollout, place[1])
                 raise ValueError(
-                    f"{where}: {what} is {reward}\nhint: give None where there is no score"
+                    f"{where}: {what} is {reward}\nhint: use None where there is no score"
                 )
 
 
@@ -330,7 +333,7 @@ def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[fl
         found.append([])
         for j, conversation in enumerate(rollout.conversations):
             what = f"credit for {_where(rollout, j)}"
-            _check_count(of_rollout[j], len(conversation.turns), what, "turn of its own")
+            _check_count(of_rollout[j], len(conversation.turns), what, "own turn")
             of_turns = [
                 _checked_turn(value, turn, f"{what}, turn {k}")
                 for k, (value, turn) in enumerate(
@@ -349,7 +352,8 @@ def _check_count(returned: Any, count: int, what: str, of_each: str) -> None:
     if found != count:
         given = f"a {type(returned).__name__}" if found is None else found
         raise ValueError(
-            f"{what}: expected a value for each {of_each}, {count} in all, not {given}\n{_SHAPE}"
+            f"{what}: expected one value for each {of_each}, {count} in total, got {given}\n"
+            f"{_SHAPE}"
         )
 
 
@@ -360,7 +364,9 @@ def _checked_turn(value: Any, turn: ScoredTurn, what: str) -> float | Floats:
         raise ValueError(f"{what}: {value!r} is not a number\n{_SHAPE}") from None
     if numbers.shape not in ((), (turn.tokens,)):
         raise ValueError(
-            f"{what}: shape {numbers.shape} for {turn.tokens} sampled tokens\n{_SHAPE}"
+            f"{what}: the array has shape {numbers.shape}, but the turn has {turn.tokens} "
+            "sampled tokens\n"
+            f"{_SHAPE}"
         )
     if not np.isfinite(numbers).all():
         raise ValueError(f"{what}: {value!r} is not finite\n{_SHAPE}")

@@ -45,8 +45,10 @@ def with_row_images(
             empty = len(images)
         if len(images) != empty:
             raise ImageError(
-                f"its row has {len(images)} images, and its messages {empty} blocks without one\n"
-                'hint: write {"type": "image"} once for each image of the row, or nowhere'
+                f"the row has {len(images)} images, but the messages have {empty} blocks for "
+                "them\n"
+                'hint: write {"type": "image"} once for each image of the row, or leave all such '
+                "blocks out"
             )
         left = iter(images)
         return [_with_content(message, left) for message in messages]
@@ -107,8 +109,9 @@ def check_images(
     columns = {name for task in tasks for name in _COLUMNS if task.columns.get(name) is not None}
     if columns and getattr(trainer, "abut_image_columns", None) == ():
         raise TypeError(
-            f"the dataset has a column {min(columns)!r}, and the trainer's rollout_func hides "
-            "make_rollout_func(…), so TRL would run the images through its processor as well\n"
+            f"the dataset has a column {min(columns)!r}, and the trainer's rollout_func is a "
+            "wrapper that hides make_rollout_func(…), so TRL would also run the images through "
+            "its processor\n"
             "hint: pass make_rollout_func(…) itself, or wrap it with functools.wraps"
         )
     for task in pictured:
@@ -126,10 +129,10 @@ def check_images(
             role, written = message["role"], processor.report.image_roles
             if images_of(message.get("content")) and role not in written:
                 raise ValueError(
-                    f"prompt {task.index} has an image in a message of the role {role!r}, and the "
-                    f"template writes images for: {', '.join(written) or 'no role'}\n"
-                    "hint: put the image into a message of another role, or train with the "
-                    "model's processor as processing_class"
+                    f"prompt {task.index} has an image in a {role!r} message, but the chat "
+                    f"template writes images only for: {', '.join(written) or 'no role'}\n"
+                    "hint: put the image into a message of another role, or pass the model's "
+                    "processor as processing_class"
                 )
 
 
@@ -141,9 +144,9 @@ def refuse_image_processor(processor: Any) -> None:
     """
     if getattr(processor, "images", None) is not None:
         raise TypeError(
-            f"processor={type(processor).__name__}(…) writes images, and asynchronous trainers "
-            "train without their pixels\n"
-            "hint: leave images= out of the processor, or from abut.trl import GRPOTrainer"
+            f"processor={type(processor).__name__}(…) writes images, but asynchronous trainers "
+            "do not pass pixels to the model\n"
+            "hint: leave images= out of the processor, or train with abut.trl.GRPOTrainer"
         )
 
 
@@ -155,8 +158,8 @@ def refuse_images(tasks: Sequence[RolloutTask]) -> None:
     """
     if any(images_of(message.get("content")) for task in tasks for message in task.messages):
         raise TypeError(
-            "a prompt has an image, and asynchronous trainers train without its pixels\n"
-            "hint: from abut.trl import GRPOTrainer"
+            "a prompt has an image, but asynchronous trainers do not pass pixels to the model\n"
+            "hint: train with abut.trl.GRPOTrainer"
         )
 
 
@@ -181,9 +184,10 @@ def check_rollout_images(
     _check_trains_images(trainer, what)
     if images is None:
         raise TypeError(
-            f"{what} has an image, and the processor= of make_rollout_func has no ImageProcessor "
-            "to make its pixels\n"
-            "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor))"
+            f"{what} has an image, but the processor= of make_rollout_func has no ImageProcessor "
+            "to compute its pixels\n"
+            "hint: pass processor=ChatTemplateProcessor(tokenizer, "
+            "images=ImageProcessor(hf_processor))"
         )
 
 
@@ -200,15 +204,16 @@ def _check_trains_images(trainer: Any, what: str) -> None:
     """
     if not getattr(trainer, "trains_images", False):
         raise TypeError(
-            f"{what} has an image, and {type(trainer).__name__} trains without its pixels\n"
-            "hint: from abut.trl import GRPOTrainer"
+            f"{what} has an image, but {type(trainer).__name__} does not pass pixels to the "
+            "model\n"
+            "hint: train with abut.trl.GRPOTrainer"
         )
     liger = getattr(trainer.args, "use_liger_kernel", False)
     if liger and trl_version() < LIGER_IS_LOGPROBS:
         raise ValueError(
-            f"{what} has an image, and use_liger_kernel=True with TRL {trl_version_text()} "
-            "computes a loss of its own, without pixels\n"
-            "hint: pip install 'trl>=1.14', or use_liger_kernel=False"
+            f"{what} has an image, but use_liger_kernel=True with TRL {trl_version_text()} "
+            "computes the loss without pixels\n"
+            "hint: pip install 'trl>=1.14', or set use_liger_kernel=False"
         )
 
 
@@ -239,7 +244,9 @@ def _is_empty(block: Any) -> bool:
 def _before_first_text(messages: Sequence[Message], count: int) -> list[Message]:
     users = [k for k, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise ImageError(f"its row has {count} images, and no message of a user shows them")
+        raise ImageError(
+            f"the row has {count} images, but the prompt has no user message to show them in"
+        )
     placed = list(messages)
     content = placed[users[0]].get("content")
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

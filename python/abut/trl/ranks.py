@@ -57,7 +57,7 @@ def judged(
         raise error
     for other in reports:
         if other.error is not None:
-            raise RolloutError(f"rank {other.rank} has ended training: {other.error}")
+            raise RolloutError(f"training ended on rank {other.rank}: {other.error}")
     tallies = [other.tally for other in reports if other.tally is not None]
     failures.judge(tallies, max_failed_frac, logs=rank == 0)
     return played

@@ -27,8 +27,8 @@ from abut.trl.rows.columns import COMPLETIONS
 RewardFunction: TypeAlias = Callable[..., Any]
 
 OWN_REWARDS = (
-    "conversations with a reward of their own (AgentResult.rewards) are judged by that alone: the "
-    "reward functions of the trainer do not count for them"
+    "a conversation with its own reward (AgentResult.rewards) is judged by that reward alone: "
+    "the trainer's reward functions do not count for it"
 )
 """Logged once, where there are reward functions besides `env_reward`."""
 
@@ -51,7 +51,8 @@ def env_reward(
     """
     if env_reward is None:
         raise ValueError(
-            "env_reward got no rewards of environments: the trainer has no rollout_func of abut's\n"
+            "env_reward found no rewards of environments, because the trainer's rollout_func is "
+            "not abut's\n"
             "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv))"
         )
     log_batch(rollout_stats, extras, log_metric, log_extra)
@@ -71,7 +72,7 @@ def no_reward(
     """
     if measured is None:
         raise ValueError(
-            "no_reward got no column 'measured', which says what failed\n"
+            "no_reward found no column 'measured', which says which rollouts failed\n"
             "hint: GRPOTrainer(…, rollout_func=make_rollout_func(YourEnv, credit=ReverseKL(…)))"
         )
     return [0.0 if is_measured else None for is_measured in measured]
@@ -99,8 +100,9 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(reward_func, str) or is_reward_model(reward_func):
         name = reward_func if isinstance(reward_func, str) else type(reward_func).__name__
         raise TypeError(
-            f"scored_only({name}): TRL gives a reward model tokens, and no column that says which "
-            f"rollouts failed\n{_MODEL_HINT}"
+            f"scored_only({name}): TRL passes only tokens to a reward model, so it cannot tell "
+            "which rollouts failed\n"
+            f"{_MODEL_HINT}"
         )
 
     if getattr(reward_func, "__abut_scored_only__", False):
@@ -111,9 +113,10 @@ def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
     def with_measured(columns: dict[str, Any]) -> dict[str, Any]:
         if "measured" not in columns:
             raise TypeError(
-                f"scored_only({name}) got no column 'measured', which says what may be scored\n"
-                "hint: it needs GRPOTrainer(rollout_func=make_rollout_func(…)); in a test of your "
-                "own, pass measured=[True, …]"
+                f"scored_only({name}) found no column 'measured', which says which rollouts may "
+                "be scored\n"
+                "hint: train with GRPOTrainer(rollout_func=make_rollout_func(…)); in your own "
+                "test, pass measured=[True, …]"
             )
         return columns
 
@@ -159,8 +162,8 @@ env_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
 no_reward.__abut_scored_only__ = True  # type: ignore[attr-defined]
 
 _MODEL_HINT = (
-    "hint: call the model in a reward function of your own, on messages or completions, and pass "
-    "scored_only of that function"
+    "hint: call the model inside your own reward function, on messages or completions, and wrap "
+    "that function with scored_only"
 )
 
 
@@ -174,8 +177,8 @@ def warn_of_unwrapped(reward_funcs: Sequence[Any], *, stacklevel: int) -> None:
         if is_reward_model(reward_func):
             kind, cure = "model", f"\n{_MODEL_HINT}"
         warnings.warn(
-            f"the reward {kind} {name} also scores rollouts that failed, which pollutes their "
-            f"group's baseline{cure}",
+            f"the reward {kind} {name} also scores rollouts that failed, which biases the "
+            f"baseline of their group{cure}",
             stacklevel=stacklevel + 1,
         )
 

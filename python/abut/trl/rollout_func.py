@@ -140,7 +140,7 @@ def make_rollout_func(
 
 
 @stays(
-    "it plays with the engine and the environments of this process",
+    "it uses the engine and the environments of this process",
     hint="call make_rollout_func in the process that trains",
 )
 class RolloutFunc:
@@ -310,8 +310,8 @@ class RolloutFunc:
         sampler = self._arguments.sampler
         if getattr(sampler, "base_urls", ()) and not trainer.use_vllm:
             warnings.warn(
-                "the rollouts are sampled by a server, but the trainer has use_vllm=False: TRL "
-                "sends the server no weights, and does not correct for the difference",
+                "a server samples the rollouts, but the trainer has use_vllm=False, so TRL does "
+                "not send weights to the server and does not correct for the difference",
                 stacklevel=3,
             )
         config = self._arguments.config
@@ -325,8 +325,8 @@ class RolloutFunc:
             check_teacher(trainer, self._credit.teacher)
         if config.on_failure == "unscored" and trl_version() < NONE_IS_UNSCORED:
             logger.warning(
-                "TRL %s counts a reward of None as 0, so a failed rollout raises here; "
-                "TRL 1.6 and later leave it out",
+                "TRL %s counts a reward of None as 0, so a failed rollout will stop training; "
+                "TRL 1.6 and later leave failed rollouts out",
                 trl_version_text(),
             )
             config = dataclasses.replace(config, on_failure="raise")

@@ -48,8 +48,8 @@ class EnvRoute:
             return
         if not env:
             raise ValueError(
-                "env is an empty mapping: no environment can be chosen\n"
-                'hint: {"math": MathEnv, "game": GameEnv}'
+                "env is an empty mapping, so there is no environment to choose\n"
+                'hint: env={"math": MathEnv, "game": GameEnv}'
             )
         self._named = {name: self._checked(name, kind) for name, kind in env.items()}
 
@@ -90,8 +90,9 @@ class EnvRoute:
         if name is None:
             names = ", ".join(map(repr, self._named))
             raise ValueError(
-                f"{row} has no column {ROUTE!r}, which chooses one of the environments: {names}\n"
-                f'hint: add the column to the dataset, or prompt[-1]["row"][{ROUTE!r}]'
+                f"{row} has no column {ROUTE!r}, which must name one of the environments: "
+                f"{names}\n"
+                f'hint: add the column to the dataset, or set prompt[-1]["row"][{ROUTE!r}]'
             )
         self._check_name(name, row)
         return self._named[name], left
@@ -126,7 +127,7 @@ class EnvRoute:
             names = ", ".join(map(repr, self._named))
             raise ValueError(
                 f"{row} has {ROUTE}={name!r}, but the environments are: {names}\n"
-                "hint: make_rollout_func takes them by the names that the column has"
+                "hint: use the names in the column as the keys of env= in make_rollout_func"
             )
 
     def _checked(self, name: Any, env: OneEnv) -> EnvKind:

@@ -121,7 +121,8 @@ class Tasks:
             raise ValueError(
                 f"the row of group {group} has no column 'prompt', only "
                 f"{', '.join(map(repr, row)) or 'none'}\n"
-                "hint: a text is the seed of `reset`, messages are the history"
+                "hint: put a string into it, which becomes the seed of `reset`, or a list of "
+                "messages, which becomes the history"
             )
         return [
             self._task(
@@ -187,9 +188,9 @@ class Tasks:
         for name in ("seed", *[ROUTE] * self.route.is_by_name):
             if name in removed:
                 raise ValueError(
-                    f"the dataset has a column {name!r}, which the trainer took out of its rows: "
+                    f"the dataset has a column {name!r}, which the trainer removed because of "
                     "GRPOConfig(remove_unused_columns=True)\n"
-                    "hint: leave that out; False is GRPOConfig's own"
+                    "hint: leave remove_unused_columns out; GRPOConfig's default is False"
                 )
 
     def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
@@ -233,16 +234,16 @@ class Tasks:
             return system, prompt, {}
         if not isinstance(prompt, Sequence) or not all(map(_is_message, prompt)):
             raise ValueError(
-                f"{where} is {str(prompt)[:120]!r}: expected a string or a list of "
-                'messages, {"role": …, "content": …}\n'
-                "hint: see the dataset's column `prompt`"
+                f"{where} is {str(prompt)[:120]!r}: expected a string or a list of messages, "
+                '{"role": …, "content": …}\n'
+                "hint: fix the dataset's column `prompt`"
             )
         for message in prompt:
             known = ("text", *IMAGE_BLOCKS)
             if (block := strange_block(message.get("content"), known=known)) is not None:
                 because, instead = refusal_of(block)
                 raise ValueError(
-                    f"{where} has content of the type {block!r}, and {because}\n"
+                    f"{where} has content of the type {block!r}, but {because}\n"
                     f"hint: leave such rows out, or {instead}"
                 )
         _check_media_columns(dataset_row, where)
@@ -253,8 +254,8 @@ class Tasks:
             row = messages[-1].pop("row")
         if system and any(message.get("role") == "system" for message in messages):
             raise ValueError(
-                f"{where} has a system message and make_rollout_func has a system_prompt\n"
-                "hint: give one of the two"
+                f"{where} has a system message, but make_rollout_func also has a system_prompt\n"
+                "hint: leave one of the two out"
             )
         return [*system, *messages], last_user_text(messages), row
 
@@ -271,7 +272,7 @@ def _check_media_columns(row: Mapping[str, Any], where: str) -> None:
         if not all(one is None or isinstance(one, str | int | float) for one in held):
             because, instead = refusal_of(name)
             raise ValueError(
-                f"{where} has a column {name!r} in its row, and {because}\n"
+                f"{where} has a column {name!r} in its row, but {because}\n"
                 f"hint: {instead}, or remove or rename the column"
             )
 
@@ -336,8 +337,8 @@ def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, A
     if len(inputs) != len(prompts):
         raise ValueError(
             f"{type(trainer).__name__}.{_METHOD} has {len(inputs)} rows, but rollout_func got "
-            f"{len(prompts)} prompts: no telling which row is a prompt's\n"
-            "hint: rollout_func must get the prompts of the batch as TRL passes them"
+            f"{len(prompts)} prompts: abut cannot tell which row belongs to which prompt\n"
+            "hint: call rollout_func with the prompts of the batch exactly as TRL passes them"
         )
     if moved := getattr(trainer, "abut_image_columns", ()):
         return [{**row, **columns} for row, columns in zip(inputs, moved, strict=True)]
@@ -374,8 +375,8 @@ def _frame_of(trainer: Any) -> FrameType | None:
         frame = frame.f_back
     if hasattr(trainer, _METHOD):
         logger.warning(
-            "rollout_func was not called by %s.%s on this thread: no dataset column reaches an "
-            "environment but those in prompt[-1]['row']",
+            "rollout_func was not called by %s.%s on this thread, so environments get only the "
+            "dataset columns in prompt[-1]['row']",
             type(trainer).__name__,
             _METHOD,
         )

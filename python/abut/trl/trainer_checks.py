@@ -59,8 +59,8 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
     if any(_shows(messages, prompt) for prompt, messages in played):
         return False
     logger.warning(
-        "the %d string prompts of this batch, such as %r, are in no rollout: a string prompt is "
-        "the seed of `reset`, and the policy sees only what `reset` returns\n"
+        "the policy never sees the %d string prompts of this batch, such as %r: a string prompt "
+        "is passed to `reset` as its seed, and the policy sees only what `reset` returns\n"
         "hint: return the seed from reset(self, seed), or write the prompt as messages, "
         '[{"role": "user", "content": …}]',
         len(prompts),
@@ -77,9 +77,9 @@ def warn_of_unused_rewards(rollouts: Sequence[Rollout]) -> None:
     if any(rollout.rewards and rollout.reward != rollout.row_reward for rollout in rollouts):
         _once.warn(
             "unused rewards",
-            "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer does not use: "
-            "each rollout is judged by its reward functions alone\n"
-            "hint: from abut.trl import GRPOTrainer",
+            "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer ignores: it "
+            "uses only its reward functions\n"
+            "hint: train with abut.trl.GRPOTrainer",
         )
 
 
@@ -105,8 +105,8 @@ def check_end_tokens(
     name, eos = hf_tokenizer.name_or_path, hf_tokenizer.eos_token_id
     if hf_tokenizer.pad_token_id is None:
         raise ValueError(
-            f"the tokenizer {name!r} has no pad token, which rows are filled up with, and no EOS "
-            "token to take its place\n"
+            f"the tokenizer {name!r} has no pad token, which is needed to pad rows, and no EOS "
+            "token to use instead\n"
             "hint: set tokenizer.eos_token to the token that ends a turn, and tokenizer.pad_token"
         )
     # TRL 1.14 and later also take the EOS tokens of the model's generation config.
@@ -116,13 +116,17 @@ def check_end_tokens(
         what = f"the tokenizer {name!r} has no EOS token"
     elif end_token_id not in ends:
         theirs = ", ".join(map(repr, hf_tokenizer.convert_ids_to_tokens(ends)))
-        what = f"turns end on {end!r}, but the tokenizer {name!r} and the model say {theirs}"
+        what = (
+            f"turns end with {end!r}, but the EOS tokens of the tokenizer {name!r} and the model "
+            f"are {theirs}"
+        )
     else:
         return
     warnings.warn(
-        f"{what}: TRL tells by its EOS tokens whether a completion ended, and takes others for cut "
-        "(completions/clipped_ratio; mask_truncated_completions leaves them out)\n"
-        f"hint: tokenizer.eos_token = {end!r}",
+        f"{what}: TRL counts a completion that does not end with one of its EOS tokens as cut "
+        "off (in completions/clipped_ratio, and with mask_truncated_completions it leaves it out "
+        "of the loss)\n"
+        f"hint: set tokenizer.eos_token = {end!r}",
         stacklevel=stacklevel + 1,
     )
 
@@ -153,30 +157,31 @@ def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklev
     check_loss_type(trainer.loss_type, without)
     if getattr(args, "use_liger_kernel", False) and version < LIGER_IS_LOGPROBS:
         raise ValueError(
-            f"use_liger_kernel=True with TRL {trl_version_text()}: its loss takes no weights of "
-            f"rows\nhint: pip install 'trl>=1.14', use_liger_kernel=False, {without}"
+            f"use_liger_kernel=True with TRL {trl_version_text()}: its loss cannot weigh rows\n"
+            f"hint: pip install 'trl>=1.14', set use_liger_kernel=False, {without}"
         )
     if trainer.loss_type == "luspo" and version < LUSPO_MASKS_PADDING:
         raise ValueError(
-            f'loss_type="luspo" with TRL {trl_version_text()}: it counts padding, so the loss of a '
-            "row depends on the rows beside it\n"
-            f"hint: pip install 'trl>=1.10', another loss_type, {without}"
+            f'loss_type="luspo" with TRL {trl_version_text()}: this loss counts padding, so the '
+            "loss of a row depends on the other rows of the batch\n"
+            f"hint: pip install 'trl>=1.10', use another loss_type, {without}"
         )
     optimizer = str(getattr(args.optim, "value", args.optim))
     # A layer-wise one takes it as soon as the gradient of a parameter is there.
     steps_in_backward = optimizer in ("lomo", "adalomo") or optimizer.endswith("_layerwise")
     if has_others and steps_in_backward:
         raise ValueError(
-            f"optim={optimizer!r}: it takes a step in each backward pass, and the rows of a "
-            f"micro-step need several\nhint: another optimizer, or {_ONE_ROW}"
+            f"optim={optimizer!r}: this optimizer takes a step in each backward pass, but the "
+            "rows of one micro-step need several passes\n"
+            f"hint: use another optimizer, or {_ONE_ROW}"
         )
     if has_credit:
         check_one_reward(trainer, "credit")
     for name, classes in _replaced(type(trainer)):
         warnings.warn(
-            f"{classes} replaces {name} of GRPOTrainer, through which abut makes a row of each "
-            "conversation and trains it\n"
-            f"hint: call super().{name}(…) there, and expect more rows than prompts",
+            f"{classes} overrides {name} of GRPOTrainer, which abut needs to make a row of each "
+            "conversation and train it\n"
+            f"hint: call super().{name}(…) in the override, and expect more rows than prompts",
             stacklevel=stacklevel + 1,
         )
 
@@ -193,9 +198,10 @@ def check_one_reward(trainer: Any, what: str) -> None:
     """
     if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
         raise ValueError(
-            f'{what} with multi_objective_aggregation="normalize_then_sum": it makes an advantage '
-            f"of each reward function, and {what} needs one reward for each conversation\n"
-            f'hint: multi_objective_aggregation="sum_then_normalize", or leave {what} out'
+            f'{what} does not work with multi_objective_aggregation="normalize_then_sum", which '
+            f"computes an advantage for each reward function: {what} needs one reward for each "
+            "conversation\n"
+            f'hint: set multi_objective_aggregation="sum_then_normalize", or leave {what} out'
         )
 
 
@@ -212,21 +218,23 @@ def check_main_rows(trainer: Any, branch: BranchChoice | None, credit: Credit) -
     """
     if isinstance(trainer, MainRows):
         name, without = "DistillationTrainer", "has no advantages"
-        of_rows = "AsyncDistillationTrainer with abut.trl.make_distillation_worker"
-        of_credit = "abut.trl.GRPOTrainer takes credit=ReverseKL(teacher)"
+        of_rows = "use AsyncDistillationTrainer with abut.trl.make_distillation_worker"
+        of_credit = "use abut.trl.GRPOTrainer, which takes credit=ReverseKL(teacher)"
     else:
         name, without = "TRL's own GRPOTrainer", "gives all tokens of a rollout one advantage"
         of_rows = of_credit = (
-            "from abut.trl import GRPOTrainer, or abut.trl.extend(trainer) before train()"
+            "train with abut.trl.GRPOTrainer, or call abut.trl.extend(trainer) before train()"
         )
     if branch == "all":
         raise TypeError(
-            f"RolloutConfig(branch='all') with {name}, which takes one row for each rollout\n"
+            f"RolloutConfig(branch='all') does not work with {name}, which takes one row for "
+            "each rollout\n"
             f"hint: {of_rows}"
         )
     if credit is not None:
         raise TypeError(
-            f"make_rollout_func(credit=…) with {name}, which {without}\nhint: {of_credit}"
+            f"make_rollout_func(credit=…) does not work with {name}, which {without}\n"
+            f"hint: {of_credit}"
         )
 
 
@@ -240,8 +248,9 @@ def check_tool_loop(trainer: Any) -> None:
     for name in ("tools", "environment_factory", "environment_factories"):
         if getattr(trainer, name, None):
             raise ValueError(
-                f"{kind}({name}=…) and rollout_func exclude each other: TRL would run its own tool "
-                "loop over finished rollouts\nhint: leave one of the two out"
+                f"{kind}({name}=…) and rollout_func do not work together: TRL would run its own "
+                "tool loop over finished rollouts\n"
+                "hint: leave one of the two out"
             )
 
 
@@ -257,9 +266,10 @@ def check_teacher(trainer: Any, teacher: Teacher) -> None:
     """
     if trainer.temperature != 1:
         raise ValueError(
-            f"credit=ReverseKL(…) with temperature={trainer.temperature:g}: it compares the "
-            "logprobs that tokens were sampled with, which are of that temperature, with a "
-            "teacher's of temperature 1\nhint: GRPOConfig(temperature=1.0)"
+            f"credit=ReverseKL(…) does not work with temperature={trainer.temperature:g}: the "
+            "logprobs of the sampled tokens are at that temperature, but those of the teacher at "
+            "temperature 1\n"
+            "hint: set GRPOConfig(temperature=1.0)"
         )
     check_temperature(teacher, 1.0)
     check_names(teacher, trainer.train_dataset)

@@ -83,14 +83,17 @@ def checked_arguments(
     for name in ("max_calls", "max_rollout_tokens"):
         if getattr(config, name) is not None and not route.agents:
             raise ValueError(
-                f"RolloutConfig({name}=…) bounds the conversations of an agent, and env has none\n"
-                "hint: max_turns and max_completion_tokens bound an environment's only one"
+                f"RolloutConfig({name}=…) limits the conversations of an agent, but env has no "
+                "agent\n"
+                "hint: to limit the conversation of an environment, use max_turns and "
+                "max_completion_tokens"
             )
     tasks = Tasks(route, seed=config.seed, system_prompt=system_prompt)
     if record_images is not None and recorder is None:
         raise ValueError(
-            "record_images= without recorder=: only records say where a picture was\n"
-            "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+            "record_images= needs recorder=, because only the records say where each image "
+            "belongs\n"
+            "hint: set recorder='rollouts.jsonl', or a folder for Parquet"
         )
     images = None if record_images is None else ImageFolder(record_images)
     return Arguments(tasks, config, processor, sampler, _checked_recorder(recorder), images)
@@ -232,9 +235,9 @@ def _check_sampler(sampler: Any) -> None:
         raise ValueError(f"sampler={sampler!r}: expected 'auto' or a sampler object")
     if isinstance(sampler, TextSampler):
         raise TypeError(
-            f"sampler={type(sampler).__name__}(…) answers with messages, and training needs the "
+            f"sampler={type(sampler).__name__}(…) answers with messages, but training needs "
             "tokens and their logprobs\n"
-            "hint: abut.play and abut.evaluate take it; train with 'auto'"
+            "hint: use it with abut.play and abut.evaluate; for training leave sampler out"
         )
     kinds = str | Sampler | BatchSampler | StreamSampler
     if not isinstance(sampler, kinds) or isinstance(sampler, type):
@@ -254,8 +257,9 @@ def _checked_recorder(recorder: Any) -> Recorder | None:
         recorder = BackgroundRecorder(recorder_at(recorder))
     if recorder is not None and not callable(getattr(recorder, "write", None)):
         raise TypeError(
-            f"recorder must be a path or have write(rollout, **extra), got {recorder!r}\n"
-            "hint: recorder='rollouts.jsonl', or a folder for Parquet"
+            "recorder must be a path or have a method write(rollout, **extra), got "
+            f"{recorder!r}\n"
+            "hint: set recorder='rollouts.jsonl', or a folder for Parquet"
         )
     return recorder  # type: ignore[no-any-return]
 
@@ -269,7 +273,7 @@ def _checked_config(config: Any) -> RolloutConfig:
     if config is not None and not isinstance(config, RolloutConfig):
         raise TypeError(
             f"config must be a RolloutConfig, got {type(config).__name__}\n"
-            "hint: RolloutConfig(max_turns=4, …)"
+            "hint: set config=RolloutConfig(max_turns=4, …)"
         )
     return config or RolloutConfig()
 
@@ -286,7 +290,7 @@ def _route_of(
     if gateway is not None and not isinstance(gateway, Gateway):
         raise TypeError(
             f"gateway must be a Gateway, got {type(gateway).__name__}\n"
-            "hint: abut.gateway.Gateway(host=…, port=…)"
+            "hint: set gateway=abut.gateway.Gateway(host=…, port=…)"
         )
     route = EnvRoute(env, gateway)
     if route.agents:
@@ -298,12 +302,13 @@ def _refuse_writers(system_prompt: str | None, processor: Any) -> None:
     """Refuse arguments that would write into conversations which an agent writes itself."""
     if system_prompt is not None:
         raise ValueError(
-            "system_prompt= with an agent: an agent writes its messages itself\n"
+            "system_prompt= does not work with an agent, which writes its messages itself\n"
             "hint: let the agent send its system message"
         )
     if processor is not None and not isinstance(processor, PartsProcessor):
         raise ValueError(
-            f"processor={type(processor).__name__}(…) with an agent: it writes text, and the "
-            "messages of an agent need scaffold and content apart\n"
-            "hint: leave processor= out, or give a ChatTemplateProcessor"
+            f"processor={type(processor).__name__}(…) does not work with an agent: it writes "
+            "plain text, but the messages of an agent need scaffold and content as separate "
+            "parts\n"
+            "hint: leave processor= out, or pass a ChatTemplateProcessor"
         )

@@ -129,9 +129,9 @@ def _colocate(
 
     if generation.enable_sleep_mode and trl_version < _WAKES_WITH_WEIGHTS:
         raise ValueError(
-            f"vllm_enable_sleep_mode=True with TRL {'.'.join(map(str, trl_version))}: the engine "
-            "would wake with the weights that it was started with\n"
-            "hint: pip install 'trl>=1.10', or vllm_enable_sleep_mode=False"
+            f"vllm_enable_sleep_mode=True with TRL {'.'.join(map(str, trl_version))}: after a "
+            "sleep the engine would sample with the weights it was started with\n"
+            "hint: pip install 'trl>=1.10', or set vllm_enable_sleep_mode=False"
         )
     return VLLMColocateSampler(
         generation.llm, awake=functools.partial(_awake, generation), **settings

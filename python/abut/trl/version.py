@@ -70,5 +70,6 @@ def check_trl_version(*, stacklevel: int) -> None:
         )
     if found[:2] > _NEWEST:
         warnings.warn(
-            f"abut.trl was tested up to TRL 1.16 and found {text}", stacklevel=stacklevel + 1
+            f"found TRL {text}, but abut.trl was tested only up to TRL 1.16",
+            stacklevel=stacklevel + 1,
         )

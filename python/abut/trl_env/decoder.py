@@ -71,9 +71,10 @@ class DecoderSettings:
             TypeError: these settings are for the trainer's own engine.
         """
         raise TypeError(
-            f"{type(self).__name__} makes no decoder: make_rollout_func samples with the trainer's "
-            "engine\nhint: for rollout(…), TransformerDecoderFactory(…).make_decoder(trainer), or "
-            "an object of your own with generate(input_ids)"
+            f"{type(self).__name__} cannot make a decoder, because make_rollout_func samples "
+            "with the trainer's engine\n"
+            "hint: for rollout(…), use TransformerDecoderFactory(…).make_decoder(trainer), or "
+            "your own object with generate(input_ids)"
         )
 
     def check_trainer(self, trainer: Any) -> None:
@@ -84,7 +85,7 @@ class DecoderSettings:
         """
         if self.temperature != trainer.temperature:
             raise ValueError(
-                f"{type(self).__name__}(temperature={self.temperature:g}), but the trainer has "
-                f"temperature={trainer.temperature:g} and computes logprobs with that\n"
-                f"hint: GRPOConfig(temperature={self.temperature:g})"
+                f"{type(self).__name__}(temperature={self.temperature:g}), but the trainer "
+                f"computes logprobs with temperature={trainer.temperature:g}\n"
+                f"hint: set GRPOConfig(temperature={self.temperature:g})"
             )

@@ -32,7 +32,8 @@ class TransformerDecoderFactory(DecoderSettings):
         if trainer.use_vllm:
             raise ValueError(
                 "TransformerDecoderFactory samples with the trainer's model, but the trainer has "
-                "use_vllm=True\nhint: VLLMDecoderFactory, or GRPOConfig(use_vllm=False)"
+                "use_vllm=True\n"
+                "hint: use VLLMDecoderFactory, or set GRPOConfig(use_vllm=False)"
             )
 
 

@@ -47,12 +47,13 @@ class VLLMDecoderFactory(DecoderSettings):
         if not trainer.use_vllm:
             raise ValueError(
                 "VLLMDecoderFactory samples with the trainer's vLLM, but the trainer has "
-                f'use_vllm=False\nhint: GRPOConfig(use_vllm=True, vllm_mode="colocate", {said})'
+                "use_vllm=False\n"
+                f'hint: set GRPOConfig(use_vllm=True, vllm_mode="colocate", {said})'
             )
         theirs = {name: getattr(trainer.args, name, None) for name in settings}
         if trainer.vllm_mode == "colocate" and theirs != settings:
             warnings.warn(
-                f"the trainer's vLLM has {theirs}, not {settings} as VLLMDecoderFactory says; "
-                f"hint: GRPOConfig({said})",
+                f"VLLMDecoderFactory has {settings}, but the trainer's vLLM has {theirs}\n"
+                f"hint: set GRPOConfig({said})",
                 stacklevel=3,
             )

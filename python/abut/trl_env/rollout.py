@@ -142,7 +142,7 @@ def make_rollout_func(
         theirs = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if theirs is not getattr(hf_tokenizer, "tokenizer", hf_tokenizer):
             raise ValueError(
-                "make_rollout_func has another tokenizer than the trainer\n"
+                "make_rollout_func has a different tokenizer than the trainer\n"
                 "hint: GRPOTrainer(processing_class=tokenizer.processing_class, …)"
             )
         if isinstance(decoder_factory, DecoderSettings):
@@ -160,7 +160,7 @@ def _held(tokenizer: Tokenizer) -> Any:
     if held is None:
         raise TypeError(
             f"tokenizer must hold the trainer's tokenizer, got {type(tokenizer).__name__}\n"
-            "hint: TransformerTokenizer(processing_class)"
+            "hint: pass TransformerTokenizer(processing_class)"
         )
     return held
 

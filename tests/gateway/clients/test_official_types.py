@@ -204,7 +204,7 @@ def test_the_refusals_at_limits_are_of_the_official_type(name: str) -> None:
         limited = check_refused(gateway, name, "<fails>", "a")
         gateway.end("a", 1.0)
         over = check_refused(gateway, name, MARKS["text"], "a")
-    assert "the policy failed" in limited["error"]["message"]
+    assert "sampling from the policy failed" in limited["error"]["message"]
     assert "this rollout is over" in over["error"]["message"]
     assert re.search("too long|maximum", full["error"]["message"])
 
@@ -231,7 +231,7 @@ def test_a_turn_that_fails_in_a_stream_ends_it_with_an_official_error(
     status, said = asked(url, json.dumps(body).encode(), {"x-api-key": gateway.key})
     assert status == 200
     case.dialect.broken(events_in(said.decode()))
-    with pytest.raises(Exception, match="the policy failed"):
+    with pytest.raises(Exception, match="sampling from the policy failed"):
         case.dialect.streamed(case.endpoint("sdk-fails"), case.dialect.body("<fails>", case.kind))
 
 

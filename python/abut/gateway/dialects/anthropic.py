@@ -67,9 +67,9 @@ _READ = frozenset(
     | {"metadata"}  # the client's own notes, which do not concern the sample
 )
 _REFUSED = {
-    "container": "no code runs here",
-    "mcp_servers": "no server is asked from here",
-    "compaction": "the client keeps its history",
+    "container": "the gateway runs no code",
+    "mcp_servers": "the gateway calls no MCP servers",
+    "compaction": "the client must keep its own history",
 }
 _BILLING = "x-anthropic-billing-header:"
 _SUBAGENT = "cc_is_subagent=true"
@@ -205,13 +205,15 @@ def _image_field(block: dict[str, Any], path: str, role: str) -> Iterator[ImageF
 def _refuse(body: Mapping[str, Any]) -> None:
     if object_at(body, "thread"):
         raise Refusal(
-            "threads are not kept here\nhint: send all messages with each request",
+            "the gateway does not keep threads\nhint: send all messages with each request",
             param="thread",
             code=THREADS_UNSUPPORTED,
         )
     for name, why in _REFUSED.items():
         if body.get(name):
-            raise Refusal(f"{name} is not supported: {why}\nhint: leave it out", param=name)
+            raise Refusal(
+                f"{name} is not supported: {why}\nhint: remove it from the request", param=name
+            )
 
 
 class _Tools(NamedTuple):
@@ -258,7 +260,7 @@ def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
 def _given(body: Mapping[str, Any]) -> list[Any]:
     given = body.get("messages")
     if not isinstance(given, list) or not given:
-        raise Refusal("messages must be a list with a message at least", param="messages")
+        raise Refusal("messages must be a list with at least one message", param="messages")
     return given
 
 
@@ -276,14 +278,14 @@ class _MessageReader(HistoryReader):
         role = element.get("role") if isinstance(element, dict) else None
         if role not in ("user", "assistant", "system"):
             raise Refusal(
-                f"{where} must be an object with a role of user, assistant, system",
+                f"{where} must be an object whose role is user, assistant or system",
                 param="messages",
             )
         content = element.get("content")
         if isinstance(content, str):
             self.messages.append({"role": role, "content": content})
         elif not isinstance(content, list) or not all(isinstance(b, dict) for b in content):
-            raise Refusal(f"{where}.content must be a text or blocks", param="messages")
+            raise Refusal(f"{where}.content must be a string or a list of blocks", param="messages")
         elif role == "assistant":
             self.messages.append(answer := _answer(content, where))
             for call in answer.get("tool_calls", ()):
@@ -369,7 +371,9 @@ def _parts(
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise Refusal(f"{where} must be a text or blocks of text", param=where.partition("[")[0])
+        raise Refusal(
+            f"{where} must be a string or a list of text blocks", param=where.partition("[")[0]
+        )
     parts: list[str | Image] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -388,5 +392,5 @@ def _parts(
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:
     text = block.get(name) or ""
     if not isinstance(text, str):
-        raise Refusal(f"{where} has a {name} that is not a text", param=where.partition("[")[0])
+        raise Refusal(f"{where} has a {name} that is not a string", param=where.partition("[")[0])
     return text

@@ -107,7 +107,8 @@ class Chat(HttpDialect):
         variables = object_at(body, "chat_template_kwargs")
         if taken := sorted(_RESERVED_VARIABLES & variables.keys()):
             raise Refusal(
-                f"chat_template_kwargs: {taken[0]} is no variable of the template's",
+                f"chat_template_kwargs: {taken[0]} is reserved, so it cannot be set as a "
+                "variable of the template",
                 param="chat_template_kwargs",
             )
         choice = body.get("tool_choice")
@@ -208,26 +209,47 @@ def _refuse_inexact(body: Mapping[str, Any]) -> None:
     n = body.get("n")
     if n is not None and n != 1:
         raise Refusal(
-            f"n={short(n)}: one sample each request\nhint: ask again for another", param="n"
+            f"n={short(n)}: the gateway draws one sample per request\n"
+            "hint: send n requests instead",
+            param="n",
         )
     top = body.get("top_logprobs")
     if top:
         raise Refusal(
-            f"top_logprobs={short(top)}: only those of the sampled tokens are known\n"
-            "hint: logprobs=true, top_logprobs=0",
+            f"top_logprobs={short(top)}: the gateway knows only the logprobs of the sampled "
+            "tokens\n"
+            "hint: send logprobs=true and top_logprobs=0",
             param="top_logprobs",
         )
     for name, holds, why in (
         ("logit_bias", not body.get("logit_bias"), "it would change what the policy samples"),
-        ("functions", not body.get("functions"), "it is not shown to the policy; use tools"),
-        ("chat_template", body.get("chat_template") is None, "the trainer's template is used"),
-        ("continue_final_message", not body.get("continue_final_message"), "a turn is sampled"),
-        ("add_generation_prompt", body.get("add_generation_prompt") is not False, "a turn begins"),
-        ("echo", not body.get("echo"), "the answer is what was sampled"),
-        ("prompt_logprobs", body.get("prompt_logprobs") is None, "no token of the prompt has one"),
+        ("functions", not body.get("functions"), "the policy would not see it; use tools"),
+        (
+            "chat_template",
+            body.get("chat_template") is None,
+            "the gateway uses the trainer's template",
+        ),
+        (
+            "continue_final_message",
+            not body.get("continue_final_message"),
+            "the policy always samples a whole turn",
+        ),
+        (
+            "add_generation_prompt",
+            body.get("add_generation_prompt") is not False,
+            "each request begins a new turn",
+        ),
+        ("echo", not body.get("echo"), "the answer holds only the sampled tokens"),
+        (
+            "prompt_logprobs",
+            body.get("prompt_logprobs") is None,
+            "the gateway has no logprobs of prompt tokens",
+        ),
     ):
         if not holds:
-            raise Refusal(f"{name} is not supported: {why}\nhint: leave it out", param=name)
+            raise Refusal(
+                f"{name} is not supported: {why}\nhint: remove it from the request", param=name
+            )
 
 
 def _unmet(body: Mapping[str, Any], unenforced: Unenforced) -> list[str]:
@@ -258,12 +280,13 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
     """Return the messages of a body, of which the first `read` were checked before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refusal("messages must be a list with a message at least", param="messages")
+        raise Refusal("messages must be a list with at least one message", param="messages")
     for place, message in enumerate(messages[read:], read):
         where = f"messages[{place}]"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise Refusal(
-                f"{where} must be an object with a role of {', '.join(ROLES)}", param="messages"
+                f"{where} must be an object whose role is one of {', '.join(ROLES)}",
+                param="messages",
             )
         for key in OWN_KEYS:
             message.pop(key, None)
@@ -274,7 +297,8 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
                 raise unread(where, block)
             if text_of(_texts_in(content)) is None:
                 raise Refusal(
-                    f"{where}.content must be text, or parts of text and images", param="messages"
+                    f"{where}.content must be a string or a list of text and image parts",
+                    param="messages",
                 )
         if any(type(value) is not str and is_deep(value) for value in message.values()):
             raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="messages")
@@ -288,7 +312,7 @@ def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
                 for call in calls
             )
         ):
-            raise Refusal(f"{where}.tool_calls must be calls of functions", param="messages")
+            raise Refusal(f"{where}.tool_calls must be a list of function calls", param="messages")
     return messages
 
 
@@ -335,7 +359,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(map(_is_tool, tools)):
         raise Refusal(
-            'tools must be functions: {"type": "function", "function": {"name": …, …}}',
+            'each tool must be a function: {"type": "function", "function": {"name": …, …}}',
             param="tools",
         )
     check_tools(tools)

@@ -233,7 +233,7 @@ def text_at(body: Mapping[str, Any], name: str) -> str | None:
     """Return a field that is a text; None if it is missing."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
-        raise Refusal(f"{name} must be a text", param=name)
+        raise Refusal(f"{name} must be a string", param=name)
     return value
 
 
@@ -270,7 +270,7 @@ def sampling_in(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
         known = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not (known and abs(value) < _NUMBERS_END):  # nor NaN, which Python's JSON has
             kind = "an integer" if whole else "a number"
-            raise Refusal(f"{key}={short(value)}: must be {kind} of at most 64 bits", param=key)
+            raise Refusal(f"{key}={short(value)}: must be {kind} that fits in 64 bits", param=key)
         given[name] = value
     return given
 
@@ -285,15 +285,15 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
         or not all(isinstance(one, str) and 0 < len(one) <= _MOST_STOP_CHARS for one in given)
     ):
         raise Refusal(
-            f"{name} must be a text or at most {_MOST_STOPS} texts, of 1 to {_MOST_STOP_CHARS} "
-            "characters",
+            f"{name} must be a string or a list of at most {_MOST_STOPS} strings, each of 1 to "
+            f"{_MOST_STOP_CHARS} characters",
             param=name,
         )
     try:
         "".join(given).encode()
     except UnicodeEncodeError:
         raise Refusal(
-            f"{name} has half of a surrogate pair, which no text has", param=name
+            f"{name} has half of a surrogate pair, so it is not valid Unicode text", param=name
         ) from None
     return tuple(dict.fromkeys(given))
 
@@ -301,7 +301,10 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def check_tools(tools: Sequence[Any]) -> None:
     """Refuse more tools than a prompt may show."""
     if len(tools) > _MOST_TOOLS:
-        raise Refusal(f"{len(tools)} tools: at most {_MOST_TOOLS}", param="tools")
+        raise Refusal(
+            f"the request has {len(tools)} tools, but the gateway takes at most {_MOST_TOOLS}",
+            param="tools",
+        )
 
 
 def check_form(name: str, unenforced: Unenforced) -> None:
@@ -313,8 +316,9 @@ def check_form(name: str, unenforced: Unenforced) -> None:
     """
     if unenforced != "accept":
         raise Refusal(
-            f"{name} is not enforced: a sample that is forced into a form is not the policy's "
-            "own, and could not be trained\n"
-            "hint: Gateway(unenforced='accept') samples freely where it is asked for",
+            f"{name} is not enforced: constrained decoding changes the policy's distribution, so "
+            "the sample could not be trained\n"
+            f"hint: leave {name} out, or start the gateway with Gateway(unenforced='accept'), "
+            f"which ignores {name} and samples freely",
             param=name,
         )

@@ -90,7 +90,8 @@ class Gemini(HttpDialect):
         stream = path.endswith(":streamGenerateContent")
         if stream and query.get("alt") != "sse":
             raise Refusal(
-                "streamGenerateContent answers server-sent events\nhint: add ?alt=sse", param="alt"
+                "streamGenerateContent answers with server-sent events only\nhint: add ?alt=sse",
+                param="alt",
             )
         return {"model": named["model"], "stream": stream}
 
@@ -103,12 +104,14 @@ class Gemini(HttpDialect):
         """Return the request of a body, see `HttpDialect.read`."""
         if value_of(body, _COUNTED) is not None:
             raise Refusal(
-                f"{_COUNTED} is a field of countTokens\nhint: send its fields as the body's own",
+                f"{_COUNTED} is a field of countTokens\n"
+                f"hint: send the fields of {_COUNTED} at the top level of the body",
                 param=_COUNTED,
             )
         if value_of(body, "cachedContent"):
             raise Refusal(
-                "cachedContent is not supported: nothing is kept here\nhint: send all contents",
+                "cachedContent is not supported: the gateway caches no content\n"
+                "hint: send all contents with each request",
                 param="cachedContent",
             )
         given = value_of(body, "tools")
@@ -119,7 +122,7 @@ class Gemini(HttpDialect):
         system = _system(body)
         contents = value_of(body, "contents")
         if not isinstance(contents, list) or not contents:
-            raise Refusal("contents must be a list with a content at least", param="contents")
+            raise Refusal("contents must be a list with at least one content", param="contents")
         reader = read_history(contents, like, ContentReader(tools))
         return request.with_messages(
             system + reader.messages,
@@ -175,14 +178,14 @@ class Gemini(HttpDialect):
         count = config.get("candidateCount")
         if count not in (None, 1):
             raise Refusal(
-                f"candidateCount={short(count)}: one sample each request\n"
-                "hint: ask again for another",
+                f"candidateCount={short(count)}: the gateway draws one sample per request\n"
+                "hint: send several requests instead",
                 param="candidateCount",
             )
         kinds = config.get("responseModalities")
         if kinds and kinds not in (["TEXT"], ["text"]):
             raise Refusal(
-                f"responseModalities={short(kinds)}: the policy writes text",
+                f"responseModalities={short(kinds)}: the policy writes text only",
                 param="responseModalities",
             )
         schema = config.get("responseSchema") or config.get("responseJsonSchema")

@@ -90,7 +90,7 @@ class ContentReader(HistoryReader):
         where = f"contents[{place}]"
         role = object_of(element, where).get("role") or "user"
         if role not in _ROLES:
-            raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="contents")
+            raise Refusal(f"{where} must have a role, one of {', '.join(_ROLES)}", param="contents")
         parts = _parts(element, where)
         if role != "model":
             self.close()
@@ -205,8 +205,8 @@ class _ModelTurn(ReturnedTurn):
         known = isinstance(arguments, dict | str) and not is_deep(arguments)
         if not isinstance(name, str) or not known:
             raise Refusal(
-                f"{where} must have calls with a name, and args: an object at most {MOST_DEPTH} "
-                "deep",
+                f"{where} must have function calls with a name and with args, an object nested "
+                f"at most {MOST_DEPTH} deep",
                 param="contents",
             )
         id_ = self._ids.call(name, call.get("id"))
@@ -281,11 +281,11 @@ def _parts(content: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     if isinstance(parts, dict):
         parts = [parts]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise Refusal(f"{where} must have parts: a list of objects", param=where.partition("[")[0])
+        raise Refusal(f"{where} must have parts, a list of objects", param=where.partition("[")[0])
     for part in parts:
         if len(part) > 1 and sum(value_of(part, kind) is not None for kind in _DATA) > 1:
             raise Refusal(
-                f"{where} has a part with two kinds of data\nhint: make a part of each",
+                f"{where} has a part with two kinds of data\nhint: split it into two parts",
                 param=where.partition("[")[0],
             )
     return parts

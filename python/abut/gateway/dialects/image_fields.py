@@ -14,13 +14,17 @@ from abut.messages import refusal_of
 _MOST_HEAD = 200
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp")
 _TAKEN = "png, jpeg or webp"
-_PAGES = "and abut takes texts and images\nhint: send its text, or its pages as images"
+_PAGES = (
+    "but abut takes only text and images\n"
+    "hint: send the text of the document, or its pages as images"
+)
 # By a part of the name of a block's type, or of a media type.
 _OTHERS = {
     "document": f"a document, {_PAGES}",
     "pdf": f"a document, {_PAGES}",
     "file": f"a file, {_PAGES}",
-    "image": "an image, and none is taken there\nhint: send it in a message of a user",
+    "image": "an image, but messages of this role take no images\n"
+    "hint: send the image in a user message",
 }
 
 
@@ -60,8 +64,8 @@ def base64_of_url(url: Any, path: str) -> str:
     media_type, *parameters = url[len("data:") : max(comma, 0)].lower().split(";")
     if comma < 0 or "base64" not in parameters:
         raise Refusal(
-            f"{path} is a data: URL without base64: {short(url[:_MOST_HEAD])}\n"
-            "hint: data:image/png;base64,…",
+            f"{path} is a data: URL without base64 data: {short(url[:_MOST_HEAD])}\n"
+            "hint: send data:image/png;base64,…",
             param=param,
         )
     check_media_type(media_type, path)
@@ -72,8 +76,8 @@ def not_fetched(path: str, address: Any) -> Refusal:
     """Return the refusal of an image that is somewhere else."""
     shown = short(address[:_MOST_HEAD] if isinstance(address, str) else address)
     return Refusal(
-        f"{path} is {shown}, and abut fetches no images\n"
-        f"hint: send the picture itself in base64: {_TAKEN}",
+        f"{path} is {shown}, but abut does not fetch images\n"
+        f"hint: send the image itself in base64, as {_TAKEN}",
         param=path.partition("[")[0],
     )
 
@@ -88,7 +92,8 @@ def check_media_type(media_type: Any, path: str) -> None:
         return
     if given.startswith("image/"):
         raise Refusal(
-            f"{path} has the media type {short(media_type)}, and images are taken as {_TAKEN}",
+            f"{path} has the media type {short(media_type)}, but abut takes images only as "
+            f"{_TAKEN}",
             param=path.partition("[")[0],
         )
     raise unread(path, media_type)
@@ -102,7 +107,7 @@ def base64_at(holder: dict[str, Any], key: str, path: str) -> str:
     """
     data = holder.get(key)
     if not isinstance(data, str):
-        raise Refusal(f"{path}.{key} must be base64", param=path.partition("[")[0])
+        raise Refusal(f"{path}.{key} must be a base64 string", param=path.partition("[")[0])
     return data
 
 
@@ -117,5 +122,5 @@ def unread(where: str, kind: Any) -> Refusal:
     known = next((what for word, what in _OTHERS.items() if word in named), None)
     if known is None:
         because, instead = refusal_of(named)
-        known = f"content of the type {short(kind)}, and {because}\nhint: {instead}"
+        known = f"content of the type {short(kind)}, but {because}\nhint: {instead}"
     return Refusal(f"{where} has {known}", param=where.partition("[")[0])

@@ -61,9 +61,9 @@ _READ = frozenset(
     | {"metadata", "client_metadata", "store", "include"}
 )
 _REFUSED = {
-    "background": "an answer is sent when it is sampled",
-    "conversation": "use previous_response_id, or send all items",
-    "prompt": "no prompt is kept here; send its text",
+    "background": "the gateway sends each answer as soon as it is sampled",
+    "conversation": "use previous_response_id, or send all items with each request",
+    "prompt": "the gateway keeps no prompts; send the text of the prompt",
 }
 _ECHOED = ("metadata", "parallel_tool_calls", "previous_response_id", "temperature", "top_p")
 _CHOICES = ("auto", "none", "required")
@@ -92,7 +92,8 @@ class Responses(HttpDialect):
                 raise Refusal(f"{name} is not supported: {why}", param=name)
         if body.get("top_logprobs"):
             raise Refusal(
-                "top_logprobs: only those of the sampled tokens are known\nhint: leave it out",
+                "top_logprobs: the gateway knows only the logprobs of the sampled tokens\n"
+                "hint: remove top_logprobs from the request",
                 param="top_logprobs",
             )
         given = list_at(body, "tools")
@@ -105,7 +106,7 @@ class Responses(HttpDialect):
         new = ItemReader(settings, THINKING_AS_TEXT in self.rewrites)
         reader = read_history(_given(body), like, new)
         if not reader.messages and request.follows is None:
-            raise Refusal("input must be a text, or a list with an item at least", param="input")
+            raise Refusal("input must be a string or a list with at least one item", param="input")
         ignored = [key for key in body if key not in _READ and body[key] is not None]
         return request.with_messages(
             head + reader.messages,
@@ -128,7 +129,8 @@ class Responses(HttpDialect):
         follows = text_at(body, "previous_response_id")
         if follows is not None and self.rollout_of_answer(follows) is None:
             raise Refusal(
-                f"previous_response_id {follows[:200]!r} is not an answer of this gateway",
+                f"previous_response_id {follows[:200]!r} is not the id of an answer of this "
+                "gateway",
                 param="previous_response_id",
             )
         return AgentRequest(
@@ -215,7 +217,8 @@ def _choice(body: Mapping[str, Any]) -> str:
         choice = choice.get("mode") or "required"
     if choice not in _CHOICES:
         raise Refusal(
-            f"tool_choice={short(choice)}: expected one of {', '.join(_CHOICES)}, or a tool",
+            f"tool_choice={short(choice)}: expected one of {', '.join(_CHOICES)}, or an object "
+            "that names a tool",
             param="tool_choice",
         )
     return str(choice)
@@ -230,7 +233,7 @@ def _echoed(body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:  # Python reads NaN and Infinity, and other clients could not
-            raise Refusal(f"{name} has a number that JSON does not have", param=name) from None
+            raise Refusal(f"{name} has a number that JSON cannot express", param=name) from None
     return echo
 
 
@@ -244,5 +247,5 @@ def _given(body: Mapping[str, Any]) -> list[Any]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list | None):
-        raise Refusal("input must be a text or a list of items", param="input")
+        raise Refusal("input must be a string or a list of items", param="input")
     return given or []

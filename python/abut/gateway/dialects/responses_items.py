@@ -71,7 +71,7 @@ class ItemReader(HistoryReader):
             raise Refusal(f"{where} must be an object", param="input")
         kind, role = element.get("type") or "message", element.get("role")
         if kind == "message" and role not in _ROLES:
-            raise Refusal(f"{where} must have a role of {', '.join(_ROLES)}", param="input")
+            raise Refusal(f"{where} must have a role, one of {', '.join(_ROLES)}", param="input")
         if kind in ("reasoning", *_CALLS) or (kind, role) == ("message", "assistant"):
             if self._turn is None:
                 self._turn = _ItemTurn(self._thinking_as_text)
@@ -164,13 +164,13 @@ def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools)
         return {"role": item["role"], "content": content_of(_parts(item.get("content"), where))}
     if kind != _FOUND and kind not in _OUTPUTS:
         raise Refusal(
-            f"{where} has the type {short(kind)}, and abut takes messages, reasoning, calls of "
-            "functions and their outputs",
+            f"{where} has the type {short(kind)}, but abut takes only messages, reasoning, "
+            "function calls and their outputs",
             param="input",
         )
     id_ = item.get("call_id")
     if not isinstance(id_, str):
-        raise Refusal(f"{where} is an output without a call_id", param="input")
+        raise Refusal(f"{where} is a function call output without a call_id", param="input")
     if kind == _FOUND:
         add_tools(tools, item.get("tools") or [])
         found = [tool["function"] for tool in tools.shown]
@@ -221,7 +221,7 @@ def _parts(content: Any, where: str) -> list[str | Image]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise Refusal(f"{where} must have a text or parts of text", param="input")
+        raise Refusal(f"{where} must have a string or a list of text parts", param="input")
     parts: list[str | Image] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None

@@ -67,8 +67,8 @@ def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -
         if kind == "namespace":
             if namespace is not None:
                 raise Refusal(
-                    f"the namespace {short(name)} is in the namespace {short(namespace)}\n"
-                    "hint: a namespace has functions and custom tools",
+                    f"the namespace {short(name)} is inside the namespace {short(namespace)}\n"
+                    "hint: put only functions and custom tools into a namespace",
                     param="tools",
                 )
             add_tools(tools, tool.get("tools"), name)
@@ -94,7 +94,7 @@ def _add_tool(tools: ResponsesTools, tool: Mapping[str, Any], named: ToolName) -
 
 
 def _described(tool: ToolName) -> str:
-    where = "" if tool.namespace is None else f" of the namespace {short(tool.namespace)}"
+    where = "" if tool.namespace is None else f" of namespace {short(tool.namespace)}"
     return f"the {tool.kind} tool {short(tool.name)}{where}"
 
 
@@ -113,7 +113,7 @@ def call_of_item(
     kind = item["type"].removesuffix("_call")
     id_, name = item.get("call_id"), kind if kind in (TOOL_SEARCH, COMPUTER) else item.get("name")
     if not isinstance(id_, str) or not isinstance(name, str):
-        raise Refusal(f"{where} is a call without a call_id or a name", param="input")
+        raise Refusal(f"{where} is a function call without a call_id or a name", param="input")
     arguments = item.get("arguments")
     if kind == "custom_tool":
         arguments = {"input": item.get("input") or ""}
@@ -121,7 +121,7 @@ def call_of_item(
         arguments = {key: item[key] for key in ("action", "actions") if item.get(key) is not None}
     if not isinstance(arguments, str | dict) or is_deep(arguments):
         raise Refusal(
-            f"{where} must have arguments: a text, or an object at most {MOST_DEPTH} deep",
+            f"{where} must have arguments, a string or an object nested at most {MOST_DEPTH} deep",
             param="input",
         )
     flat = flat_name(item.get("namespace"), name)

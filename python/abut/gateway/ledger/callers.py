@@ -68,7 +68,7 @@ class Callers:
         name = caller.name
         if name is not None and self._trained.setdefault(name, caller.train) != caller.train:
             raise Refusal(
-                f"the name {name!r} is used with train=True and with train=False\n"
-                "hint: give the calls that are not trained a name of their own",
+                f"the name {name!r} is used both with train=True and with train=False\n"
+                "hint: give the calls that must not be trained another name",
                 code="wrong_name",
             )

@@ -216,7 +216,7 @@ class Ledger:
                 return call, None
             left, limit = self.allowance
             if left < 1:
-                why = f"the rollout has used up its {limit}"
+                why = f"the rollout has used up {limit}"
                 raise self._out_of(limit_reached(why, reason=limit))
             branch = await self._place(pending, writer)
             turn = branch.conversation.sample_request(
@@ -321,7 +321,7 @@ class Ledger:
     def _require_turns(self, turns: int) -> None:
         limit = self._policy.max_turns
         if limit is not None and turns >= limit:
-            why = f"max_turns={limit} calls were answered"
+            why = f"the conversation has reached max_turns={limit}"
             raise self._out_of(limit_reached(why, reason=StopReason.MAX_TURNS))
 
     def _tokens_left(self, branch: LedgerBranch, request: AgentRequest) -> int:
@@ -329,7 +329,10 @@ class Ledger:
         left, reason = branch.conversation.allowance
         if left < 1:
             length = len(branch.conversation.trajectory)
-            why = f"the conversation has {length} tokens, and {reason.value} leaves no room"
+            why = (
+                f"the conversation has {length} tokens, so {reason.value} leaves no room for "
+                "another turn"
+            )
             raise self._out_of(conversation_full(why, reason, length + 1, length + left))
         return left if request.max_tokens is None else min(left, request.max_tokens)
 
@@ -347,8 +350,8 @@ class Ledger:
         try:
             sample = check_sample(await self._policy.sample(request, call.request), request)
             if not len(sample.ids):
-                self.end("nothing was sampled", StopReason.EMPTY_SAMPLE)
-                raise limit_reached("nothing was sampled")
+                self.end("the sampler returned no tokens", StopReason.EMPTY_SAMPLE)
+                raise limit_reached("the sampler returned no tokens")
             async with self._lock:
                 answer = await self._heard(branch, call, request, sample)
             call.generate_s = time.monotonic() - call.asked_at
@@ -362,8 +365,8 @@ class Ledger:
             self.refused = refusal.reason or self.refused
             call.refuse(refusal)
         except Exception as error:
-            self.end("the policy failed")
-            call.refuse(limit_reached("the policy failed"))
+            self.end("sampling from the policy failed")
+            call.refuse(limit_reached("sampling from the policy failed"))
             self._policy.failed(error)
         finally:
             branch.sampling = False

@@ -124,13 +124,23 @@ class ClientWarnings:
         """Warn about the fields of a request."""
         warn = self._once.warn
         for name in request.ignored:
-            warn(name, f"requests have {name[:80]!r}, which the gateway ignores")
+            warn(name, f"clients send {name[:80]!r}, which the gateway ignores")
         for name in request.unmet:
-            warn(name, f"requests ask by {name} for what is not enforced: sampled freely")
+            warn(
+                name, f"clients send {name}, which the gateway does not enforce: it samples freely"
+            )
         if self._sampling is None:
             return
         for name, asked in request.sampling.items():
             if name not in self._sampling:
-                warn(name, f"requests have {name}={short(asked)}, which the sampler decides itself")
+                warn(
+                    name,
+                    f"clients send {name}={short(asked)}, which is ignored because the sampler "
+                    "uses its own setting",
+                )
             elif asked != (own := self._sampling[name]):
-                warn(name, f"requests have {name}={short(asked)}; the trainer's {own!r} is used")
+                warn(
+                    name,
+                    f"clients send {name}={short(asked)}, which is ignored because the trainer "
+                    f"samples with {own!r}",
+                )

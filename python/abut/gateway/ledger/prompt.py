@@ -134,7 +134,8 @@ def with_history(request: AgentRequest, calls: Sequence[AgentCall]) -> AgentRequ
     call = call_of_answer(request.follows, calls)
     if call is None:
         raise Refusal(
-            f"previous_response_id {request.follows[:200]!r} is not an answer of this rollout",
+            f"previous_response_id {request.follows[:200]!r} is not the id of an answer of this "
+            "rollout",
             param="previous_response_id",
         )
     before, answer = call.request, call.answered.result()

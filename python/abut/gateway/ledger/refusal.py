@@ -66,14 +66,16 @@ def unwritten(error: Exception) -> Refusal:
 
     A hint to use another template is left out, because a client cannot.
     """
-    return Refusal(f"the messages cannot be written: {said_to_client(error)}", param="messages")
+    return Refusal(
+        f"the chat template cannot write the messages: {said_to_client(error)}", param="messages"
+    )
 
 
 def no_turn_behind_answer(error: Exception) -> Refusal:
     """Return the refusal of a request that ends on an answer, where the template writes none."""
     return Refusal(
-        "the request ends on an answer, and the template begins no turn behind one: "
-        f"{said_to_client(error)}",
+        "the last message is an answer of the assistant, and the chat template cannot begin "
+        f"another turn after it: {said_to_client(error)}",
         param="messages",
     )
 
@@ -104,4 +106,6 @@ def ended(why: str = "") -> Refusal:
 
 def not_answered(why: str) -> Refusal:
     """Return the refusal of a request that names no rollout."""
-    return Refusal(f"a request that names no rollout is not answered: {why}", code="not_answered")
+    return Refusal(
+        f"the gateway did not answer a request that names no rollout: {why}", code="not_answered"
+    )

@@ -132,11 +132,12 @@ class SystemMessages:
 
     def _refusal(self, before: str, behind: str) -> Refusal:
         name = getattr(self._processor, "template_name", type(self._processor).__name__)
-        follows = f"before a message of the role {behind!r}" if behind else "at the end"
+        follows = f"before a {behind!r} message" if behind else "at the end"
         return Refusal(
-            f"the chat template of {name} shows no system message behind a message of the role "
-            f"{before!r} and {follows}, and no user message is beside it\n"
-            "hint: send it as a user message, or at the beginning",
+            f"the chat template of {name} does not write a system message that stands after a "
+            f"{before!r} message and {follows}, and there is no user message beside it to hold "
+            "its text\n"
+            "hint: send the text in a user message, or put the system message first",
             param="messages",
         )
 

@@ -28,8 +28,8 @@ Opening: TypeAlias = tuple[tuple[str, Hashable], ...]
 _INSTRUCTIONS = ("system", "developer")
 _SHOWN = 80
 _NAMELESS = (
-    "hint: use the endpoint's base_url as it is; or name it by rollout_id in the body, by the "
-    "header x-abut-rollout, or by the model policy/ID"
+    "hint: use the endpoint's base_url unchanged, or name the rollout by rollout_id in the body, "
+    "by the header x-abut-rollout, or by the model policy/ID"
 )
 _NUMBERS = itertools.count()
 
@@ -121,7 +121,7 @@ class Unnamed:
             if not found and otherwise is not None:
                 return otherwise()
             if not found:
-                why = "" if not self._expected else ", and its history is that of none in flight"
+                why = "" if not self._expected else ", and its history matches no rollout in flight"
                 raise self._refusal(request, f"the request names no rollout{why}", _NAMELESS)
             wait_s = min(self._expected[ledger].wait_s for ledger in found)
             if self._change is None:
@@ -161,8 +161,11 @@ class Unnamed:
 
     def _ambiguous(self, found: Collection[Ledger]) -> str:
         agents = " and ".join(sorted({self._expected[ledger].agent for ledger in found}))
-        many, none = ("two", "neither") if len(found) == 2 else (str(len(found)), "none of them")
-        return f"{many} rollouts of {agents} have this history, and the request names {none}"
+        many = "two" if len(found) == 2 else str(len(found))
+        return (
+            f"{many} rollouts of {agents} have this history, and the request does not say which "
+            "one it belongs to"
+        )
 
     def _refusal(self, request: AgentRequest, why: str, hint: str) -> Refusal:
         self.refused += 1
@@ -170,7 +173,8 @@ class Unnamed:
         text = text_of(first.get("content")) or ""
         said = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
         count = len(request.messages)
-        self.last = f"{count} message{'s' * (count > 1)} from {first['role']} {said!r}: {why}"
+        messages = f"{count} message{'s' * (count > 1)}"
+        self.last = f"a request of {messages}, first {first['role']} {said!r}: {why}"
         return Refusal(f"{why}\n{hint}", code="unknown_rollout")
 
     def _has_changed(self) -> None:

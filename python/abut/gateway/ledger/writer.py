@@ -126,7 +126,7 @@ class Writers:
             self._made.pop(frame, None)
             param = "tools" if request.tools else "chat_template_kwargs"
             raise Refusal(
-                f"no conversation can be written with these tools and chat_template_kwargs: "
+                "the chat template fails with these tools and chat_template_kwargs: "
                 f"{said_to_client(error) if isinstance(error, AbutError) else text_of(error)}",
                 param=param,
             ) from error
@@ -210,8 +210,7 @@ def _described(call: Mapping[str, Any]) -> str:
     id_ = f" with the id {short(call['id'])}" if "id" in call else ""
     quoted = arguments if len(arguments) <= _QUOTED else f"{arguments[:_QUOTED]}…"
     return (
-        f"a call of {short(name)}{id_}, has arguments that are not the JSON of an object: "
-        f"{quoted}\n"
+        f"a call of {short(name)}{id_}, has arguments that are not a JSON object: {quoted}\n"
         "hint: send arguments as the JSON text of an object"
     )
 

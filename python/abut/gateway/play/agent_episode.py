@@ -187,7 +187,9 @@ class AgentEpisode:
         seconds = self._batch.config.rollout_timeout_s
 
         async def expire() -> None:
-            self.ledger.end(f"rollout_timeout_s={seconds:g} is over", StopReason.DEADLINE)
+            self.ledger.end(
+                f"the rollout took longer than rollout_timeout_s={seconds:g}", StopReason.DEADLINE
+            )
 
         self._gateway.registry.submit(expire)
 
@@ -206,29 +208,33 @@ class AgentEpisode:
 
     def _why_no_row(self) -> EnvError:
         ledger, name = self.ledger, self._name
-        last = f"; the last refusal: {ledger.refusal}" if ledger.refusal else ""
+        last = f"; the last one was refused: {ledger.refusal}" if ledger.refusal else ""
         if any(branch.delivered_calls for branch in ledger.branches):
             if last or any(branch.caller.train for branch in ledger.branches):
-                return EnvError(f"no call of {name} that is trained was answered{last}")
+                return EnvError(
+                    f"none of the calls of {name} that would be trained was answered{last}"
+                )
             return EnvError(
-                f"all calls of {name} have names with train=False, so there is nothing to train\n"
-                "hint: endpoint.named(…, train=False) is for judges; let the agent itself ask at "
-                "its endpoint, or under a name with train=True",
+                f"{name} made all its calls with endpoint.named(…, train=False), so there is "
+                "nothing to train\n"
+                "hint: use train=False for judges only; the agent itself must call "
+                "endpoint.base_url, or a name with train=True",
                 may_pass=False,
             )
         if ledger.calls:
             return EnvError(f"none of the {len(ledger.calls)} calls of {name} was answered{last}")
         if ledger.refused in LIMITS:
             return EnvError(
-                f"the first call of {name} was refused, for {ledger.refused}: its prompt alone is "
-                "too long\nhint: leave such rows out, or raise the limit",
+                f"the first call of {name} was refused because of {ledger.refused}: the prompt "
+                "alone is too long\n"
+                "hint: remove such rows from the dataset, or raise the limit",
                 may_pass=False,
             )
         if ledger.refusal is not None:
             return EnvError(f"every call of {name} was refused; the last one: {ledger.refusal}")
         return EnvError(
-            f"{name} made no call\nhint: it has to ask endpoint.base_url with "
-            "endpoint.api_key; is the client another one's?"
+            f"{name} made no call\n"
+            "hint: point its client at endpoint.base_url with endpoint.api_key"
         )
 
     def _row(self, result: AgentResult) -> Rollout:

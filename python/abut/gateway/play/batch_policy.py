@@ -99,7 +99,7 @@ class BatchPolicy:
             async with asyncio.timeout(None if self._batch.in_process else seconds):
                 return await self._on_batch.run(draw)
         except TimeoutError:
-            raise refuse(f"turn_timeout_s={seconds:g} is over") from None
+            raise refuse(f"the turn was not sampled within turn_timeout_s={seconds:g}") from None
 
 
 class AttemptPolicy(BatchPolicy):

@@ -214,7 +214,8 @@ class PlayedAgent(AgentPlayer):
             return self._base
         if not isinstance(self._base, ToolProcessor):
             raise TemplateError(
-                f"{type(self._base).__name__} shows what it was made with, and a request has tools "
-                "or chat_template_kwargs\nhint: leave processor= out"
+                f"{type(self._base).__name__} cannot write the tools or chat_template_kwargs of "
+                "a request, because it writes only those that it was made with\n"
+                "hint: leave processor= out"
             )
         return self._base.with_tools(tools, **variables)

@@ -130,8 +130,10 @@ async def _answer_or_refusal(
         # logs a traceback for each client that hangs up while its turn is sampled.
         return web.Response(status=_CLIENT_GONE)
     except Exception:
-        logger.exception("the gateway failed at a request")
-        return _refused(request, Refusal("the gateway failed; its log says of what", status=500))
+        logger.exception("the gateway failed while handling a request")
+        return _refused(
+            request, Refusal("the gateway failed; its log has the traceback", status=500)
+        )
 
 
 def _connection(request: web.Request) -> Connection | None:
@@ -175,7 +177,7 @@ async def _kept(request: web.Request) -> web.Response:
     ledger = None if rollout_id is None else registry.live(rollout_id)
     call = None if ledger is None else call_of_answer(id_, ledger.calls)
     if ledger is None or call is None:
-        raise Refusal(f"there is no response {id_[:200]!r}", status=404)
+        raise Refusal(f"the gateway has no response {id_[:200]!r}", status=404)
     asked = call.request
     answer = call.answered.result()
     return web.json_response(dialect.answer(answer, asked, asked.model or MODEL, ledger.tokenizer))
@@ -186,8 +188,9 @@ async def _end(request: web.Request) -> web.Response:
     access = _admit(request)
     if not (registry.agents_may_end or access.opens_all):
         raise Refusal(
-            "only the run's key ends and rewards a rollout, and this is the key of an agent\n"
-            "hint: Gateway(agents_may_end=True), or `abut gateway --agents-may-end`, allows it",
+            "an agent's key cannot end or reward a rollout: only the run's key can\n"
+            "hint: to allow it, start Gateway(agents_may_end=True) or `abut gateway "
+            "--agents-may-end`",
             code="wrong_api_key",
         )
     body = await _json_of(Body.of(await _chunks(request) or [b"{}"]))
@@ -195,7 +198,9 @@ async def _end(request: web.Request) -> web.Response:
     rollout_id = access.rollout_id
     if standalone is None or rollout_id is None:
         why = (
-            "the request names no rollout" if standalone else "the trainer ends its rollouts itself"
+            "the request names no rollout"
+            if standalone
+            else "the trainer ends its rollouts itself, so clients cannot"
         )
         raise Refusal(why, code="unknown_rollout")
     return web.json_response(await standalone.end_or_score(rollout_id, checked_result(body)))
@@ -336,12 +341,16 @@ async def _chunks(request: web.Request) -> list[bytes]:
             if chunk:
                 chunks.append(chunk)
     except TimeoutError:
-        raise Refusal(f"the body stopped: nothing came for {_BYTE_S:g} s") from None
+        raise Refusal(
+            f"the request body is incomplete: nothing arrived for {_BYTE_S:g} s"
+        ) from None
     return chunks
 
 
 def _too_large(most: int) -> Refusal:
-    return Refusal(f"the body has more than {most} bytes\nhint: Gateway(max_body_bytes=…)")
+    return Refusal(
+        f"the request body has more than {most} bytes\nhint: raise Gateway(max_body_bytes=…)"
+    )
 
 
 def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:
@@ -352,7 +361,7 @@ def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:
         by_model = model.removeprefix(_BY_MODEL)
     named = body.get("rollout_id")
     if named is not None and not isinstance(named, str):
-        raise Refusal("rollout_id must be a text", param="rollout_id")
+        raise Refusal("rollout_id must be a string", param="rollout_id")
     header, path_id = request.headers.get(ROLLOUT_HEADER), request.match_info.get("id")
     return named or header or path_id or by_model or None
 
@@ -368,7 +377,7 @@ async def _pass_on(
     """Pass a request to the rank that plays its rollout, and a hang-up of the client with it."""
     url = registry.peers.get(rank)
     if url is None or _FORWARDED in request.headers:
-        raise Refusal(f"there is no rank {rank} in this run", code="unknown_rollout")
+        raise Refusal(f"this run has no rank {rank}", code="unknown_rollout")
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     for name in (NAME_HEADER, *registry.session_headers):
         if (value := header_of(request, name)) is not None:

@@ -78,7 +78,8 @@ class BodyImages:
         if len(fields) > _MOST_NEW_IMAGES:
             raise _refusal(
                 fields[_MOST_NEW_IMAGES],
-                f"is one image too many: a request may add {_MOST_NEW_IMAGES} to its conversation",
+                f"is one image too many: a request may add at most {_MOST_NEW_IMAGES} images to "
+                "its conversation",
             )
         roles = [r for r in self.roles if not (r == "system" and dialect.places_system)]
         for field in fields:
@@ -103,9 +104,9 @@ class BodyImages:
                 if pixels > _MOST_NEW_PIXELS:
                     raise _refusal(
                         field,
-                        f"is one image too many: the new ones have more than "
+                        "is one image too many: the new images of a request may have at most "
                         f"{_MOST_NEW_PIXELS // 10**6} megapixels together\n"
-                        "hint: scale them down, or send fewer",
+                        "hint: scale the images down, or send fewer",
                     )
                 with self._lock:
                     self._known[digest] = image
@@ -114,12 +115,13 @@ class BodyImages:
 
 def _check_role(field: ImageField, roles: Collection[str]) -> None:
     if not roles:
-        raise _refusal(field, "is an image, and this policy takes text alone")
+        raise _refusal(field, "is an image, but this policy takes only text")
     if field.role not in roles:
         raise _refusal(
             field,
-            f"is an image in a message of the role {field.role!r}, and the policy takes images in "
-            f"those of: {', '.join(roles)}\nhint: send it in a message of a user",
+            f"is an image in a {field.role!r} message, but the policy takes images only in "
+            f"messages of these roles: {', '.join(roles)}\n"
+            "hint: send the image in a user message",
         )
 
 
@@ -132,7 +134,7 @@ def _decoded(field: ImageField) -> Image:
     try:
         first = base64.b64decode(field.data[:_SNIFFED], validate=True)
         if not any(first.startswith(magic, at) for at, magic in _FORMATS.values()):
-            raise _refusal(field, f"is none of the images that are taken: {', '.join(_FORMATS)}")
+            raise _refusal(field, f"is not an image in a supported format: {', '.join(_FORMATS)}")
         return Image(base64.b64decode(field.data, validate=True))
     except (binascii.Error, ValueError) as error:
         if isinstance(error, ImageError):
@@ -140,12 +142,14 @@ def _decoded(field: ImageField) -> Image:
             why = str(error).partition("\n")[0]
             raise _refusal(
                 field,
-                f"is an image that is not taken: {why}\n"
+                f"is an image that the gateway cannot use: {why}\n"
                 f"hint: send one frame of at most {MOST_PIXELS // 10**6} megapixels",
             ) from error
         raise _refusal(field, f"is not base64: {error}") from error
     except MissingExtraError as error:
-        raise _refusal(field, f"is an image, and the gateway reads none: {error}") from error
+        raise _refusal(
+            field, f"is an image, but the gateway cannot read images: {error}"
+        ) from error
 
 
 def _refusal(field: ImageField, why: str) -> Refusal:

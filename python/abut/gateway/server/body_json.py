@@ -53,9 +53,9 @@ def json_object(whole: bytes) -> dict[str, Any]:
     try:
         value = json.loads(whole)
     except UnicodeDecodeError as error:
-        raise Refusal(f"the body is no UTF-8: {error}") from None
+        raise Refusal(f"the body is not UTF-8: {error}") from None
     except ValueError as error:
-        raise Refusal(f"the body is no JSON: {error}") from None
+        raise Refusal(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise Refusal("the body is nested too deeply") from None
     if not isinstance(value, dict):

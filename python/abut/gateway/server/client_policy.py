@@ -152,13 +152,13 @@ class ClientPolicy:
             async with asyncio.timeout(seconds), self._shared.slots:
                 return await self._shared.with_settings(asked.sampling).sample(request)
         except TimeoutError:
-            why = f"turn_timeout_s={seconds:g} is over"
+            why = f"the turn was not sampled within turn_timeout_s={seconds:g}"
             raise limit_reached(why, reason=StopReason.DEADLINE) from None
 
     def failed(self, error: Exception) -> None:
         """Note that this rollout cannot go on."""
         self.error = f"{type(error).__name__}: {error}"
-        logger.error("rollout %s ends: %s", self._rollout_id, self.error)
+        logger.error("rollout %s failed: %s", self._rollout_id, self.error)
 
 
 def shared_sampler(sampler: Sampler, tokenizer: Any, config: RolloutConfig) -> SharedSampler:
@@ -170,11 +170,14 @@ def shared_sampler(sampler: Sampler, tokenizer: Any, config: RolloutConfig) -> S
     """
     if not isinstance(sampler, Sampler) or isinstance(sampler, type):
         raise TypeError(
-            f"sampler={type(sampler).__name__}: must have `async sample(request)`\n"
-            "hint: VLLMServerSampler(url); a model of this process needs the loop of a batch"
+            f"sampler={type(sampler).__name__}: must have a method `async sample(request)`\n"
+            "hint: use VLLMServerSampler(url); a model in this process cannot serve a gateway "
+            "without a trainer"
         )
     if tokenizer is None:
-        raise ValueError("sampler= without tokenizer=\nhint: name that of the sampler's model")
+        raise ValueError(
+            "sampler= needs tokenizer=\nhint: pass the name of the sampler's model as tokenizer="
+        )
     named = isinstance(tokenizer, str | os.PathLike)
     hf_tokenizer = load_hf_tokenizer(tokenizer) if named else tokenizer_of(tokenizer)
     native = Tokenizer.from_pretrained(hf_tokenizer)
@@ -219,5 +222,5 @@ def _processor_of(hf_tokenizer: Any, source: Any, sampler: Sampler) -> ChatTempl
                 # With its template, which its tokenizer may lack.
                 return ChatTemplateProcessor(hf_processor, images=images)
             except TemplateError as error:
-                logger.warning("the gateway refuses images: %s", error)
+                logger.warning("the gateway will refuse images: %s", error)
     return ChatTemplateProcessor(hf_tokenizer)

@@ -50,12 +50,12 @@ def part_of(request: web.Request, session_headers: Iterable[str]) -> AskingPart:
     """
     name = request.match_info.get("name") or header_of(request, NAME_HEADER)
     if name is not None and not is_name(name):
-        raise Refusal(f"{name[:200]!r} is not a name\nhint: {NAME_HINT}", code="wrong_name")
+        raise Refusal(f"{name[:200]!r} is not a valid name\nhint: {NAME_HINT}", code="wrong_name")
     labels = {}
     for header in session_headers:
         if session := header_of(request, header):
             if not (session.isascii() and session.isprintable()):
-                raise Refusal(f"{header} must be printable ASCII", code="wrong_session")
+                raise Refusal(f"{header} must be printable ASCII text", code="wrong_session")
             labels[header] = session
     return AskingPart(name, not request.match_info.get("untrained"), labels)
 

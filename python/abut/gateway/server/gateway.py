@@ -54,8 +54,9 @@ _CLOSE_S = 2.0
 
 
 @stays(
-    "it has a server, connections and rollouts of this process",
-    hint="make one in the process that trains, and give others its address and key",
+    "it holds a server, connections and rollouts of this process",
+    hint="make the gateway in the process that trains, and give other processes its address and "
+    "key",
 )
 class Gateway:
     """The endpoint that agents ask: settings, and the server that runs by them.
@@ -128,19 +129,23 @@ class Gateway:
         if not 0 <= port < 2**16:
             raise ValueError(f"port={port!r}: must be between 0 and 65535")
         if strange := sorted(set(rewrites) - set(REWRITES)):
-            raise ValueError(f"rewrites has {strange[0]!r}: known are {', '.join(REWRITES)}")
+            raise ValueError(
+                f"rewrites has {strange[0]!r}, which is not one of {', '.join(REWRITES)}"
+            )
         if unenforced not in ("refuse", "accept"):
             raise ValueError(f"unenforced={unenforced!r}: must be 'refuse' or 'accept'")
         if public_url is not None:
             address = Address.of(public_url)
             if address.headers:
-                raise ValueError("public_url has user:password@: agents are given a key instead")
+                raise ValueError(
+                    "public_url must not have user:password@, because agents get a key instead"
+                )
             public_url = address.url
         key = key or os.environ.get(KEY_VARIABLE) or None
         if key is not None and (len(key) < 16 or not key.isascii() or not key.isprintable()):
             raise ValueError(
-                f"the gateway's key (key=, {KEY_VARIABLE}) must be 16 printable ASCII characters "
-                "or more"
+                f"the gateway's key (key=, {KEY_VARIABLE}) must have at least 16 characters, all "
+                "printable ASCII"
             )
         if session_header is not None:
             session_header = checked_session_header(session_header)
@@ -154,8 +159,10 @@ class Gateway:
             )
         elif (tokenizer, config, recorder, session_header) != (None, None, None, None):
             raise ValueError(
-                "tokenizer=, config=, recorder= and session_header= are for a gateway that serves "
-                "without a trainer\nhint: give it a sampler= too, or these to make_rollout_func"
+                "tokenizer=, config=, recorder= and session_header= are for a gateway that "
+                "serves without a trainer\n"
+                "hint: pass sampler= too; with a trainer, pass these arguments to "
+                "make_rollout_func instead"
             )
         self.registry = Registry(
             key,
@@ -182,8 +189,8 @@ class Gateway:
         """
         if self.registry.standalone is None:
             raise ValueError(
-                "this gateway has no sampler: make_rollout_func(gateway=) starts it\n"
-                "hint: Gateway(sampler=…, tokenizer=…) serves without a trainer"
+                "this gateway has no sampler, so only make_rollout_func(gateway=…) can start it\n"
+                "hint: to serve without a trainer, use Gateway(sampler=…, tokenizer=…)"
             )
         self.start()
         return self
@@ -233,7 +240,10 @@ class Gateway:
         body = {"reward": reward, "extras": extras, "rewards": rewards, "names": names}
         standalone = self.registry.standalone
         if standalone is None or self._listening is None:
-            raise ValueError("the gateway serves no rollouts of its own: `with Gateway(sampler=…)`")
+            raise ValueError(
+                "only a gateway that serves without a trainer can end rollouts\n"
+                "hint: with Gateway(sampler=…, tokenizer=…) as gateway: …"
+            )
         try:
             result = checked_result(body)
             return self.registry.submit(lambda: standalone.end(rollout_id, result)).result()
@@ -264,7 +274,7 @@ class Gateway:
             RuntimeError: it has not started.
         """
         if not self._url:
-            raise RuntimeError("the gateway has not started: it does so with the first batch")
+            raise RuntimeError("the gateway has not started; the first batch starts it")
         return f"{self._url}/v1"
 
     def start(self) -> None:
@@ -303,7 +313,7 @@ class Gateway:
                     raise
                 raise EnvError(
                     f"the gateway cannot listen on {self._host}:{port}: {error}\n"
-                    "hint: Gateway(host=…, port=0) takes a free port of this machine"
+                    "hint: use Gateway(host=…, port=0), which takes a free port of this machine"
                 ) from error
             host = f"[{self._host}]" if ":" in self._host else self._host
             if self._host in ("0.0.0.0", "::"):  # all addresses, and none to connect to
@@ -358,7 +368,7 @@ def _allow_more_files() -> None:
         return
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        logger.info("this process may have %d files open now, not %d", wanted, soft)
+        logger.info("raised the limit of open files of this process to %d, from %d", wanted, soft)
 
 
 def key_is_given() -> bool:

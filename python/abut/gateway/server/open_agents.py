@@ -72,7 +72,7 @@ def _close(agents: list[_OpenAgent]) -> None:
     wait_for(closed, CLOSE_S)
     for future, one in closed.items():
         if not future.done():
-            logger.warning("%s.close has not returned within %g s", one.name, CLOSE_S)
+            logger.warning("%s.close did not return within %g s", one.name, CLOSE_S)
         elif (error := future.exception()) is not None:
             logger.warning("%s.close failed: %s", one.name, text_of(error))
     for loop in paused:  # one that still ran while the interpreter is taken down might crash it

@@ -114,7 +114,10 @@ class Keys:
             Refusal: with the status 400: a 401 would kill a NeMo Gym model server.
         """
         if not key:
-            raise Refusal("no API key: send the endpoint's as a bearer token", code="no_api_key")
+            raise Refusal(
+                "the request has no API key\nhint: send endpoint.api_key as a bearer token",
+                code="no_api_key",
+            )
         if not (self.opens_all(key) if endpoint_id is None else self.opens(key, endpoint_id)):
             raise Refusal("the API key does not open this rollout", code="wrong_api_key")
 
@@ -333,7 +336,7 @@ class Registry:
         if ledger is not None:
             return await ledger.count(request)
         if run is None:
-            raise Refusal("no rollout is played yet", code="unknown_rollout")
+            raise Refusal("no rollout has started yet", code="unknown_rollout")
         writer = await run.writers.of(request)
         conversation = Conversation(run.tokenizer, writer.processor)
         return await prompt.length(request, writer, conversation)
@@ -346,8 +349,8 @@ class Registry:
         if read is not None and self._run_id and read.rollout_id.endswith(f"-{self._run_id}"):
             raise ended()
         raise Refusal(
-            f"there is no rollout {endpoint_id[:200]!r}\n"
-            "hint: use the endpoint's base_url as it is",
+            f"this run has no rollout {endpoint_id[:200]!r}\n"
+            "hint: use the endpoint's base_url unchanged",
             code="unknown_rollout",
         )
 

@@ -57,7 +57,10 @@ def checked_result(body: Mapping[str, Any]) -> AgentResult:
         check_reward(score)
     for name in fields["names"].values():
         if not is_name(name):
-            raise Refusal(f"names has the name {short(name)}\nhint: {NAME_HINT}", param="names")
+            raise Refusal(
+                f"names has {short(name)}, which is not a valid name\nhint: {NAME_HINT}",
+                param="names",
+            )
     return AgentResult(reward, **fields)
 
 

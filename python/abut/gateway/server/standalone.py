@@ -207,14 +207,18 @@ class Standalone:
             return said_of(await self.end(id_, result))
         if result.rewards or result.names:
             raise Refusal(
-                f"this rollout has ended: nothing came for {self._idle_s:g} s, so only its reward "
-                "can still be given\nhint: leave out rewards and names, or raise idle_s",
+                f"this rollout ended because no request arrived for {self._idle_s:g} s, so you "
+                "can still give its reward but no rewards or names\n"
+                "hint: leave out rewards and names, or raise idle_s",
                 param="rewards",
             )
         if (recorder := self._recorder) is not None:
             if not isinstance(recorder, ScoreRecorder):
                 name = type(recorder).__name__
-                raise Refusal(f"this rollout is recorded, and {name} has no write_scores")
+                raise Refusal(
+                    f"this rollout is already recorded, and its recorder {name} has no method "
+                    "write_scores to add a reward"
+                )
             reward = float(result.reward)
             line = score_record(self._run_id, id_, {"reward": reward}, total=reward)
             await THREADS.ask(lambda: recorder.write_scores([line]))
@@ -223,7 +227,7 @@ class Standalone:
     def _require_not_ended(self, id_: str) -> None:
         if id_ in self._ended_ids:
             idle = id_ in self._idle
-            raise ended(f"nothing came for {self._idle_s:g} s" if idle else "")
+            raise ended(f"no request arrived for {self._idle_s:g} s" if idle else "")
 
     async def end(self, id_: str, result: AgentResult) -> Rollout:
         """End a rollout and record it.
@@ -237,7 +241,7 @@ class Standalone:
         live = self._live.pop(id_, None)
         if live is None:
             self._require_not_ended(id_)
-            raise Refusal(f"there is no rollout {id_[:200]!r}", code="unknown_rollout")
+            raise Refusal(f"the gateway has no rollout {id_[:200]!r}", code="unknown_rollout")
         self._ended_ids[id_] = None
         if len(self._ended_ids) > _ENDED_KEPT:
             self._ended_ids.popitem(last=False)
@@ -253,7 +257,7 @@ class Standalone:
             try:
                 await THREADS.ask(lambda: recorder.write(rollout, **self._of_record))
             except Exception:
-                logger.exception("rollout %s could not be recorded", id_)
+                logger.exception("could not record rollout %s", id_)
         return rollout
 
     # ---- which rollout
@@ -279,7 +283,7 @@ class Standalone:
 
     def _open(self, id_: str) -> Ledger:
         if self._stops:
-            raise limit_reached("the gateway stops")
+            raise limit_reached("the gateway is stopping")
         policy = ClientPolicy(self._shared, id_, self.bounds)
         ledger = Ledger(id_, policy, self._session_header)
         live = _Live(ledger, policy, time.monotonic())
@@ -317,7 +321,7 @@ class Standalone:
         elif rollout.columns is None:
             untrained = any(branch.delivered_calls for branch in ledger.branches)
             rollout.stop_reason = StopReason.ERROR
-            rollout.error = f"no call {'that is trained ' * untrained}was answered"
+            rollout.error = f"no call {'that would be trained ' * untrained}was answered"
             if ledger.refusal is not None:
                 rollout.error += f"; the last one was refused: {ledger.refusal}"
         self.ended += 1
@@ -333,7 +337,8 @@ def check_id(id_: str) -> None:
     """
     if _ID.fullmatch(id_) is None:
         raise Refusal(
-            f"{id_[:200]!r} is no id of a rollout: at most 200 letters, digits, '_', '-', '.'",
+            f"{id_[:200]!r} is not a valid rollout id: an id has 1 to 200 letters, digits, '_', "
+            "'-' and '.'",
             code="unknown_rollout",
         )
 

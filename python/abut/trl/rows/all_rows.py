@@ -40,8 +40,9 @@ REPLACED = (
 )
 """The methods of `GRPOTrainer` that `AllRows` replaces."""
 _NOT_FORWARDED = (
-    "the trainer computed a loss without _get_per_token_logps_and_entropies, where the rows get "
-    "their images\nhint: call it for the logprobs of the policy"
+    "the trainer computed a loss without calling _get_per_token_logps_and_entropies, which adds "
+    "the images to the rows\n"
+    "hint: call that method for the policy's logprobs"
 )
 
 if TYPE_CHECKING:
@@ -217,13 +218,14 @@ def extend(trainer: Any) -> Any:
     if missing := [name for name in REPLACED if not hasattr(trainer, name)]:
         raise TypeError(
             f"extend takes a GRPOTrainer, and {type(trainer).__name__} has no {missing[0]}\n"
-            "hint: make_rollout_worker, for AsyncGRPOTrainer, makes a row of each conversation "
-            "without it"
+            "hint: for AsyncGRPOTrainer use make_rollout_worker, which makes a row of each "
+            "conversation without extend"
         )
     if trainer.state.global_step or trainer._step or trainer._buffered_inputs is not None:
         raise RuntimeError(
-            f"extend({type(trainer).__name__}) after training has begun: rows of a batch that was "
-            "made without it are being trained\nhint: call it before trainer.train()"
+            f"extend({type(trainer).__name__}) was called after training began, so the current "
+            "batch has rows made without it\n"
+            "hint: call extend before trainer.train()"
         )
     before: Any = type(trainer)
     trainer.__class__ = with_all_rows(before)

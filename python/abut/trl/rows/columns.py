@@ -149,7 +149,8 @@ def _extras(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
     names = extra_names(rollouts)
     if taken := sorted(TAKEN_COLUMNS.intersection(names)):
         raise RolloutError(
-            f"AgentResult.extras has {taken[0]!r}, which is a column of abut or TRL\n"
+            f"AgentResult.extras has {taken[0]!r}, but abut or TRL already uses a column of that "
+            "name\n"
             "hint: give it another name"
         )
     return {name: [rollout.extras.get(name) for rollout in rollouts] for name in names}

@@ -20,11 +20,12 @@ else:
     _Base = object
 
 SERVER_DISTILLATION = (
-    "ServerDistillationTrainer trains every token of a completion, those of the environment too: "
-    "its loss does not look at the mask\n"
-    "hint: AsyncDistillationTrainer with make_distillation_worker trains sampled tokens only, and "
-    "so do abut.trl.GRPOTrainer with make_rollout_func(…, credit=ReverseKL(teacher)) and "
-    "abut.trl.DistillationTrainer, whose teacher_model is in this process"
+    "ServerDistillationTrainer trains every token of a completion, including env tokens, because "
+    "its loss ignores the mask\n"
+    "hint: to train only sampled tokens, use AsyncDistillationTrainer with "
+    "make_distillation_worker, abut.trl.GRPOTrainer with make_rollout_func(…, "
+    "credit=ReverseKL(teacher)), or abut.trl.DistillationTrainer, whose teacher_model runs in "
+    "this process"
 )
 
 
@@ -60,7 +61,7 @@ class MainRows(_Base):  # type: ignore[misc]
         # Before TRL's constructor: that of a teacher on a server asks the server.
         if rollout_func is not None and given.get("teacher_model") is None:
             raise TypeError(
-                f"{type(self).__name__}(rollout_func=…) without teacher_model=, and "
+                f"{type(self).__name__}(rollout_func=…) without teacher_model=: "
                 f"{SERVER_DISTILLATION}"
             )
         super().__init__(*args, **kwargs)
@@ -126,7 +127,7 @@ def distillation_trainer() -> Any:
     if trl_version() < DISTILLS_SAMPLED_TOKENS:
         raise MissingExtraError(
             f"abut.trl.DistillationTrainer needs TRL 1.11 or later, found {trl_version_text()}: "
-            "before, its loss has no mask for tokens of environments\n"
+            "in earlier versions its loss does not mask env tokens\n"
             "hint: pip install 'trl>=1.11'"
         )
     import trl

@@ -197,10 +197,11 @@ class RowScoring:
             name for name in COLUMNS if not any(part is self.columns[name] for part in returned)
         ]:
             raise RolloutError(
-                f"TRL did not hand on {', '.join(map(repr, missing))} of the rollout_func as it "
-                "was, so the other conversations of its rollouts have no place\n"
-                "hint: pass make_rollout_func(…) itself, and change no list that it returns; or "
-                'RolloutConfig(branch="longest"), which needs no other rows'
+                f"{', '.join(map(repr, missing))} from the rollout_func was changed or copied "
+                "before it reached the loss, so abut cannot add the rows of the other "
+                "conversations\n"
+                "hint: pass make_rollout_func(…) itself and do not change the lists that it "
+                'returns, or set RolloutConfig(branch="longest"), which needs no other rows'
             )
         main, self.columns = self.columns, self._all_rows()
         return tuple(

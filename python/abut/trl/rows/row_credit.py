@@ -100,9 +100,9 @@ def _check_scored(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
             continue
         if scoring.batch.conversations[k][j].reverse_kl is None:
             raise RolloutError(
-                f"rollout {scored[k].rollout_id!r}, conversation {j}: it is trained, and the "
-                "teacher has not scored it\n"
-                "hint: whatever changes rollouts must leave TurnRecord.streams as they are"
+                f"rollout {scored[k].rollout_id!r}, conversation {j}: it would be trained, but "
+                "the teacher has not scored it\n"
+                "hint: code that changes rollouts must not change TurnRecord.streams"
             )
 
 
@@ -117,9 +117,10 @@ def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
         trained = sum(scoring.columns["env_mask"][row])
         if tokens != trained:
             raise RolloutError(
-                f"rollout {scored[k].rollout_id!r}, conversation {j}: its turns have "
-                f"{tokens} tokens and its row trains {trained}, so a trained token is in no "
-                "turn, or in two\nhint: whoever made the rollout must list each of its turns"
+                f"rollout {scored[k].rollout_id!r}, conversation {j}: its turns have {tokens} "
+                f"sampled tokens but its row trains {trained}, so some trained token belongs to "
+                "no turn or to two turns\n"
+                "hint: the code that made the rollout must list each turn exactly once"
             )
 
 
@@ -156,7 +157,7 @@ def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRol
         raise error
     for rank, of_rank in enumerate(said):
         if of_rank is not None:
-            raise RolloutError(f"rank {rank} has ended training: {of_rank}")
+            raise RolloutError(f"training ended on rank {rank}: {of_rank}")
     assert found is not None
     return found
 

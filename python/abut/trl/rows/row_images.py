@@ -23,7 +23,10 @@ from abut.images import ImageSpan
 from abut.rollout.image_spans import images_before
 from abut.trl.rows.row_batch import ForwardRows
 
-_HINT = "hint: a trainer with images may not change, drop or reorder rows between sampling and loss"
+_HINT = (
+    "hint: with images, the trainer must not change, drop or reorder rows between sampling and "
+    "the loss"
+)
 
 
 @contextmanager
@@ -94,14 +97,15 @@ class _ImagePasses:
         """Raise a RuntimeError if a row did not go through the model."""
         if self._taken < len(self._numbers):
             raise RuntimeError(
-                f"{self._taken} of {len(self._numbers)} rows went through the model\n{_HINT}"
+                f"only {self._taken} of {len(self._numbers)} rows went through the model\n{_HINT}"
             )
 
     def _next_numbers(self, count: int) -> Sequence[int]:
         start, self._taken = self._taken, self._taken + count
         if self._taken > len(self._numbers):
             raise RuntimeError(
-                f"{self._taken} rows go through the model, and the batch has {len(self._numbers)}\n"
+                f"{self._taken} rows went through the model, but the batch has only "
+                f"{len(self._numbers)}\n"
                 f"{_HINT}"
             )
         return self._numbers[start : self._taken]
@@ -167,6 +171,7 @@ def _changed(number: int, own: Any, ids: Any) -> str:
     at = int(differ[0]) if len(differ) else both
     return (
         f"the trainer changed the ids of row {number}: token {at} is {ids[at : at + 1].tolist()} "
-        f"where the rollout has {own[at : at + 1].tolist()}, of {len(ids)} and {len(own)} tokens\n"
+        f"where the rollout has {own[at : at + 1].tolist()} (the row has {len(ids)} tokens, the "
+        f"rollout {len(own)})\n"
         f"{_HINT}"
     )

@@ -115,7 +115,8 @@ def warn_of_masked_rows(ratios: Any, trained: Any) -> None:
         _once.warn(
             "masked rows",
             f"{zeroed / total:.0%} of the {total} tokens that a batch would train have weight 0: "
-            'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops whole rows where '
-            "the product of the tokens' ratios is too large, and long rows get there soon\n"
-            'hint: GRPOConfig(vllm_importance_sampling_mode="token_truncate")',
+            'vllm_importance_sampling_mode="sequence_mask" (TRL\'s default) drops a whole row '
+            "if the product of its tokens' importance ratios is too large, which is common for "
+            "long rows\n"
+            'hint: set GRPOConfig(vllm_importance_sampling_mode="token_truncate")',
         )

@@ -59,8 +59,9 @@ def check_loss_type(loss_type: str, without: str) -> None:
     known = TOKENS_VOTE | ROLLOUTS_VOTE | CONSTANTS_DIVIDE
     if loss_type not in known:
         raise ValueError(
-            f"loss_type={loss_type!r}: abut knows how to weigh the rows of a rollout under "
-            f"{', '.join(sorted(known))} alone\nhint: one of these, {without}"
+            f"loss_type={loss_type!r}: abut can weigh the rows of a rollout only with "
+            f"{', '.join(sorted(known))}\n"
+            f"hint: use one of these, {without}"
         )
 
 

@@ -63,8 +63,9 @@ def position_callback(worker: Followed) -> Any:
                 worker.restore(kept["attributes"])
             elif state.global_step:
                 logger.warning(
-                    "the checkpoint does not say where training was in the dataset, which begins "
-                    "anew\nhint: callbacks=[worker.callback] in the run that saves"
+                    "the checkpoint does not say which rows of the dataset were trained, so "
+                    "training starts again at the first row\n"
+                    "hint: pass callbacks=[worker.callback] in the run that saves checkpoints"
                 )
 
         def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -120,8 +121,8 @@ def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
     collate = getattr(loader, "collate_fn", None)
     if not callable(collate):
         logger.warning(
-            "the trainer's data loader, a %s, has no collate_fn: nobody can say which rows were "
-            "trained, and checkpoints will not say where training was in the dataset",
+            "the trainer's data loader, a %s, has no collate_fn, so abut cannot tell which rows "
+            "were trained, and a resumed run will start again at the first row of the dataset",
             type(train_dataloader).__name__,
         )
         return False

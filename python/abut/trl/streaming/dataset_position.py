@@ -258,4 +258,4 @@ class DatasetGroups:
 
 
 def _empty() -> ValueError:
-    return ValueError("train_dataset has no rows: nothing can be played")
+    return ValueError("train_dataset has no rows")

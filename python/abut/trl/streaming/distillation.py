@@ -54,8 +54,9 @@ class Distillation:
     def __init__(self, teacher: Teacher, args: Any, dataset: Any, tokenizer: Any) -> None:
         if not isinstance(teacher, Teacher):
             raise TypeError(
-                f"teacher must have an asynchronous score(ids, positions, top_k, name), got "
-                f"{teacher!r}\nhint: VllmTeacher(urls) or ModelTeacher(model)"
+                "teacher must have a method `async score(ids, positions, top_k, name)`, got "
+                f"{teacher!r}\n"
+                "hint: use VllmTeacher(urls) or ModelTeacher(model)"
             )
         self.top_k = candidates(args)
         check_temperature(teacher, args.teacher_temperature)
@@ -137,14 +138,16 @@ def candidates(args: Any) -> int:
     if args.beta == 1:
         if not args.add_tail_bucket:
             raise ValueError(
-                "beta=1 with add_tail_bucket=False: the loss is taken over the drawn token alone, "
-                "whose share of itself is 1, so it is always 0\nhint: add_tail_bucket=True"
+                "beta=1 with add_tail_bucket=False gives a loss that is always 0, because it is "
+                "computed over the drawn token alone\n"
+                "hint: set add_tail_bucket=True"
             )
         return 0
     if args.teacher_top_k < 1:
         raise ValueError(
-            f"beta={args.beta:g} with teacher_top_k=0: the loss takes the teacher's first token\n"
-            "hint: teacher_top_k=1 is enough, because it takes no other"
+            f"beta={args.beta:g} with teacher_top_k=0: the loss needs the teacher's most likely "
+            "token\n"
+            "hint: set teacher_top_k=1; the loss uses no further tokens"
         )
     return 1
 

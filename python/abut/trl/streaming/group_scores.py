@@ -49,11 +49,15 @@ def reward_functions(reward_funcs: Any) -> list[RewardFunction]:
     for function in functions:
         if is_reward_model(function) or not callable(function):
             raise TypeError(
-                f"reward_funcs has {function!r}, which is no function\n"
-                "hint: call a reward model in a function of your own, on messages or completions"
+                f"reward_funcs has {function!r}, which is not a function\n"
+                "hint: call a reward model inside your own reward function, on messages or "
+                "completions"
             )
     if not functions:
-        raise ValueError("reward_funcs is empty: nothing could be learned\nhint: env_reward")
+        raise ValueError(
+            "reward_funcs is empty, so there is nothing to learn from\n"
+            "hint: use reward_funcs=env_reward"
+        )
     return functions
 
 

@@ -85,13 +85,14 @@ def make_rollout_worker(
         raise TypeError(
             f"args must be the AsyncGRPOConfig of the trainer, got {type(args).__name__}\n"
             "hint: from trl.experimental.async_grpo import AsyncGRPOConfig; for "
-            "AsyncDistillationTrainer: make_distillation_worker"
+            "AsyncDistillationTrainer, call make_distillation_worker"
         )
     if credit is not None:
         raise TypeError(
-            "credit= with the asynchronous worker: AsyncGRPOTrainer takes one advantage for each "
-            "row, not one for each token\nhint: leave it out, or train with "
-            "abut.trl.GRPOTrainer; rewards of whole conversations (AgentResult.rewards) count here"
+            "credit= does not work with the asynchronous worker, because AsyncGRPOTrainer takes "
+            "one advantage per row, not per token\n"
+            "hint: leave credit out, or train with abut.trl.GRPOTrainer; rewards of whole "
+            "conversations (AgentResult.rewards) work with both"
         )
     return RolloutWorker(
         _checked(
@@ -168,7 +169,7 @@ def make_distillation_worker(
     """
     _check_version("make_distillation_worker", stacklevel=3)
     if hasattr(args, "teacher_model_server_url"):
-        raise TypeError(f"args are a ServerDistillationConfig, and {SERVER_DISTILLATION}")
+        raise TypeError(f"args must not be a ServerDistillationConfig: {SERVER_DISTILLATION}")
     if not hasattr(args, "max_staleness") or not hasattr(args, "teacher_top_k"):
         raise TypeError(
             f"args must be the AsyncDistillationConfig of the trainer, got {type(args).__name__}\n"
@@ -176,8 +177,8 @@ def make_distillation_worker(
         )
     if credit is not None:
         raise TypeError(
-            "credit= with distillation: the teacher's scores are all that is trained\n"
-            "hint: for rewards and a teacher together, train with abut.trl.GRPOTrainer and "
+            "credit= does not work with distillation, which trains only on the teacher's scores\n"
+            "hint: to use rewards and a teacher together, train with abut.trl.GRPOTrainer and "
             "make_rollout_func(…, credit=ReverseKL(teacher))"
         )
     if rollouts_per_prompt < 1:
@@ -237,7 +238,9 @@ def _checked(
 ) -> Arguments:
     """Check the arguments that all workers share."""
     if base_urls is not None and sampler != "auto":
-        raise TypeError("base_urls= is for sampler='auto'; a sampler object has its own")
+        raise TypeError(
+            "base_urls= works only with sampler='auto', because a sampler object has its own URLs"
+        )
     refuse_image_processor(processor)
     if config is None:
         config = RolloutConfig(turn_timeout_s=args.request_timeout)
@@ -246,8 +249,9 @@ def _checked(
     )
     if arguments.config.branch not in (None, "all"):
         raise TypeError(
-            f"RolloutConfig(branch={arguments.config.branch!r}) with the asynchronous worker: it "
-            "trains every conversation\nhint: leave branch out"
+            f"RolloutConfig(branch={arguments.config.branch!r}) does not work with the "
+            "asynchronous worker, which trains every conversation\n"
+            "hint: leave branch out"
         )
     arguments.tasks.check_datasets(train_dataset)
     arguments.tasks.run_id = uuid.uuid4().hex[:8]
@@ -269,9 +273,10 @@ def _count_rows(args: Any, dataset: Any, rollouts_per_prompt: int, *, has_agents
         schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
         if schedule != "constant":
             raise ValueError(
-                f"num_train_epochs with an agent and lr_scheduler_type={schedule!r}: a rollout of "
-                "an agent may be several rows, so nobody knows over how many steps it falls\n"
-                "hint: lr_scheduler_type='constant', or max_steps=…"
+                "num_train_epochs does not work with an agent and "
+                f"lr_scheduler_type={schedule!r}: a rollout of an agent may become several rows, "
+                "so the number of steps of the schedule is unknown\n"
+                "hint: set lr_scheduler_type='constant' or max_steps=…"
             )
         args.max_steps = 10**9
     elif rollouts_per_prompt > 1:

@@ -52,7 +52,7 @@ _JUDGED = 32
 
 
 @stays(
-    "it plays with the engine and the environments of this process",
+    "it uses the engine and the environments of this process",
     hint="call make_rollout_worker in the process that trains",
 )
 class RolloutWorker:
@@ -116,13 +116,14 @@ class RolloutWorker:
             ValueError: settings under which nothing can be played.
         """
         if self._thread is not None:
-            logger.warning("the rollout worker was started already")
+            logger.warning("the rollout worker is already running")
             return
         if self.step is None:
             logger.warning(
-                "the rollout worker's callback is not among the trainer's: checkpoints will not "
-                "say where training was in the dataset\n"
-                "hint: callbacks=[worker.callback] beside rollout_worker=worker"
+                "the trainer does not have the rollout worker's callback, so a run resumed from "
+                "a checkpoint will start again at the first row of the dataset\n"
+                "hint: pass callbacks=[worker.callback] to the trainer, beside "
+                "rollout_worker=worker"
             )
         engine, self._stream = self._build()
         self._error = None
@@ -140,7 +141,7 @@ class RolloutWorker:
         thread.join(_STOP_S)
         if thread.is_alive():
             logger.warning(
-                "the rollout worker has not ended within %g s, and is left to itself", _STOP_S
+                "the rollout worker did not stop within %g s; its thread is abandoned", _STOP_S
             )
         if self._owns_gateway:
             self._tasks.route.gateway.stop()
@@ -168,15 +169,18 @@ class RolloutWorker:
                 f"the rollout worker failed: {text_of(self._error)}"
             ) from self._error
         if self._thread is None or self._stream is None:
-            raise RolloutError("the rollout worker does not play: it was not started, or stopped")
+            raise RolloutError(
+                "the rollout worker is not running: it was never started, or it was stopped"
+            )
         now = time.monotonic()
         if self._pinged_at is None:
             self._pinged_at = now
             self._stream.ping(self._pong)
         elif now - self._pinged_at > stale_after_s:
             raise RolloutError(
-                f"the rollout worker hangs: its loop has not answered for {stale_after_s:g} s\n"
-                "hint: something blocks the event loop, such as a pool's lend()"
+                "the rollout worker hangs: its event loop has not responded for "
+                f"{stale_after_s:g} s\n"
+                "hint: find the call that blocks the event loop, such as a pool's lend()"
             )
 
     # ---- what its callback calls
@@ -203,7 +207,7 @@ class RolloutWorker:
                 if self._records is not None:
                     self._records.close()
         except BaseException as error:  # check_health raises it
-            logger.debug("the rollout worker has ended", exc_info=True)
+            logger.debug("the rollout worker ended with an error", exc_info=True)
             self._error = error
 
     def _build(self) -> tuple[Engine, Stream]:

@@ -17,7 +17,7 @@ from abut.trl.teachers.teacher import Student, TeacherScores
 _CHUNK = 256
 
 
-@stays("it has models of this process", hint="make it in the process that trains")
+@stays("it holds models of this process", hint="make the teacher in the process that trains")
 class ModelTeacher:
     """A teacher that is a Hugging Face causal language model, which scores one row at a time.
 
@@ -35,7 +35,10 @@ class ModelTeacher:
     def __init__(self, model: Any | Mapping[str, Any], *, temperature: float = 1.0) -> None:
         models = dict(model) if isinstance(model, Mapping) else {"default": model}
         if not models:
-            raise ValueError("ModelTeacher({}): expected a model, or several by name")
+            raise ValueError(
+                "ModelTeacher({}): the mapping is empty; expected a model, or a mapping from "
+                "names to models"
+            )
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: must be more than 0")
         self.names = tuple(models)
@@ -54,8 +57,9 @@ class ModelTeacher:
             holds = getattr(_text_config(model), "max_position_embeddings", None)
             if holds is not None and student.max_tokens is not None and student.max_tokens > holds:
                 raise TeacherError(
-                    f"the teacher {name!r} holds {holds} tokens, and rows have up to "
-                    f"{student.max_tokens}\nhint: RolloutConfig(max_context_tokens={holds})"
+                    f"the teacher {name!r} has a context of {holds} tokens, but rows may have "
+                    f"{student.max_tokens}\n"
+                    f"hint: set RolloutConfig(max_context_tokens={holds})"
                 )
         yield
 
@@ -78,8 +82,9 @@ class ModelTeacher:
         vocabulary = int(model.get_input_embeddings().num_embeddings)
         if int(ids.max()) >= vocabulary:
             raise TeacherError(
-                f"the teacher {name!r} has {vocabulary} tokens, and a row has token "
-                f"{int(ids.max())}\nhint: student and teacher need the same tokenizer"
+                f"the teacher {name!r} has a vocabulary of {vocabulary} tokens, but a row has "
+                f"token {int(ids.max())}\n"
+                "hint: use a teacher with the student's tokenizer"
             )
         with torch.no_grad():
             row = torch.as_tensor(ids, device=model.device)[None]

@@ -56,7 +56,7 @@ def read_prompt_logprobs(
     if count != len(ids):
         raise TeacherError(
             f"the server scored {count} tokens of a row of {len(ids)}\n"
-            "hint: something between here and the engine truncates prompts"
+            "hint: find what truncates prompts between this process and the engine"
         )
     return scores
 
@@ -66,8 +66,8 @@ def _positions(text: str) -> Iterator[Any]:
     begin = _BEGIN.search(text)
     if begin is None:
         raise TeacherError(
-            f"the server answers without prompt_logprobs: {text[:200]!r}\n"
-            "hint: is it a vLLM server?"
+            f"the server's answer has no prompt_logprobs: {text[:200]!r}\n"
+            "hint: check that it is a vLLM server"
         )
     decoder, at = json.JSONDecoder(), begin.end()
     try:
@@ -91,12 +91,14 @@ def _note(scores: TeacherScores, number: int, said: Any, drawn_id: str, position
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TeacherError(
             f"the server's prompt_logprobs of token {position}, id {drawn_id}, are "
-            f"{str(said)[:200]}\nhint: expected its logprob, and those of the best candidates"
+            f"{str(said)[:200]}\n"
+            "hint: expected the logprob of that token and those of the best candidates; check "
+            "that it is a vLLM server"
         ) from error
     if len(found) > scores.ids.shape[1]:
         raise TeacherError(
-            f"the server gave {len(found)} candidates for token {position}, and "
-            f"{scores.ids.shape[1] - 1} were asked for"
+            f"the server gave {len(found)} candidates for token {position}, but only "
+            f"{scores.ids.shape[1] - 1} were requested"
         )
     for k, (_, id_, logprob) in enumerate(found):
         scores.ids[number, k] = id_

@@ -71,9 +71,9 @@ async def score_rollout(
         return RolloutScores([None] * len(conversations))
     if any(one.images for one in conversations):
         raise TeacherError(
-            f"rollout {rollout.rollout_id} has images, and a teacher gets only ids: it would "
-            "score what follows an image without seeing it\n"
-            "hint: distil environments without images"
+            f"rollout {rollout.rollout_id} has images, but a teacher gets only token ids, so it "
+            "would score tokens without seeing the images before them\n"
+            "hint: distill only environments without images"
         )
     answers = await asyncio.gather(
         *(
@@ -100,7 +100,7 @@ async def score_rollout(
         return RolloutScores(rows)
     first = next(iter(missing.values()))
     return RolloutScores(
-        rows, f"{len(missing)} of {sum(asked)} rows have no scores of the teacher: {first}"
+        rows, f"{len(missing)} of {sum(asked)} rows have no teacher scores: {first}"
     )
 
 
@@ -143,8 +143,9 @@ async def _score(
     missing = np.flatnonzero(np.isnan(scores.drawn))
     if drops_incomplete and len(missing):
         raise TeacherUnavailable(
-            f"the teacher {name!r} gave token {int(positions[missing[0]])} of a row of {len(ids)}, "
-            f"id {int(ids[positions[missing[0]]])}, no logprob, or minus infinity"
+            f"the teacher {name!r} returned no finite logprob for token "
+            f"{int(positions[missing[0]])} (id {int(ids[positions[missing[0]]])}) of a row of "
+            f"{len(ids)} tokens"
         )
     return scores
 

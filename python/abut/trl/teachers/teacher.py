@@ -229,8 +229,9 @@ def _check_logprobs(logprobs: NDArray[np.float32], name: str) -> None:
     if len(sums) and (most := float(sums.max())) > _MOST:
         raise _wrong(
             name,
-            f"candidates whose probabilities sum to {most:.3g}, so they are not logprobs\n"
-            "hint: vLLM gives logprobs with --logprobs-mode raw_logprobs (its default) or "
+            "values that are not logprobs: the probabilities of one token's candidates sum to "
+            f"{most:.3g}\n"
+            "hint: start vLLM with --logprobs-mode raw_logprobs (its default) or "
             "processed_logprobs",
         )
 
@@ -277,16 +278,17 @@ def check_names(teacher: Teacher, dataset: Any, names: Iterable[str] | None = No
     own = names_of(teacher)
     if names is not None and max(len(own), len(known := tuple(names))) > 1 and {*own} != {*known}:
         raise ValueError(
-            f"the teacher has the names {', '.join(map(repr, own))}, and args.teacher_server_urls "
-            f"has {', '.join(map(repr, known))}\n"
-            "hint: TRL looks names up there, so with several teachers both need the same ones"
+            f"the teacher has the names {', '.join(map(repr, own))}, but "
+            f"args.teacher_server_urls has {', '.join(map(repr, known))}\n"
+            "hint: use the same names in both, because TRL looks them up in "
+            "args.teacher_server_urls"
         )
     if len(own) == 1 or (columns := getattr(dataset, "column_names", None)) is None:
         return
     if TEACHER_ID not in columns:
         raise ValueError(
-            f"the dataset has no column {TEACHER_ID!r}, which says which of the teachers "
-            f"{', '.join(map(repr, own))} scores a row"
+            f"the dataset has no column {TEACHER_ID!r}, which must name the teacher of each row: "
+            f"{', '.join(map(repr, own))}"
         )
     if not hasattr(dataset, "unique") or all(name in own for name in dataset.unique(TEACHER_ID)):
         return
@@ -309,8 +311,8 @@ def check_temperature(teacher: Teacher, temperature: float) -> None:
     if own == temperature:
         return
     raise ValueError(
-        f"the loss takes teacher logprobs of temperature {temperature:g}, and "
-        f"{type(teacher).__name__} gives them of temperature {own:g}\n"
-        "hint: vLLM's prompt_logprobs are of temperature 1, whatever is asked; for another one, "
-        f"score in this process: ModelTeacher(model, temperature={temperature:g})"
+        f"the loss needs teacher logprobs at temperature {temperature:g}, but "
+        f"{type(teacher).__name__} computes them at temperature {own:g}\n"
+        f"hint: use ModelTeacher(model, temperature={temperature:g}), which scores in this "
+        "process; vLLM computes prompt_logprobs only at temperature 1"
     )

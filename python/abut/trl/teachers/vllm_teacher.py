@@ -42,8 +42,8 @@ _PROBE = (
 _SCORED = 32
 _HINTS = {
     "logprobs": "start the server with --max-logprobs {top_k}, or set a smaller teacher_top_k",
-    "vocab": "student and teacher need the same tokenizer",
-    "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
+    "vocab": "use a teacher with the student's tokenizer",
+    "context length": "lower RolloutConfig(max_context_tokens=…), or raise --max-model-len",
 }
 
 
@@ -80,7 +80,7 @@ class _Named:
             async with asyncio.timeout(self._give_up_s):
                 await self.fleet.__aenter__()
         except TimeoutError:
-            raise self._unavailable("no server was well") from None
+            raise self._unavailable("no server passed its checks") from None
 
     async def stop(self) -> None:
         """Cancel the pending requests and close the connections."""
@@ -168,7 +168,7 @@ class _Named:
         return TeacherUnavailable(
             f"the teacher {self.name!r}: {what} within give_up_s={self._give_up_s:g}"
             + (f":\n{troubles}" if troubles else "")
-            + "\nhint: is it running, and is this its address?"
+            + "\nhint: check that the server is running at this address"
         )
 
     async def _check(self, server: "FleetServer") -> None:
@@ -201,16 +201,16 @@ class _Named:
         self.model = self.model or next(iter(served), None)
         if self.model not in served:
             raise TeacherError(
-                f"{where} does not serve the model {self.model!r}, but "
+                f"{where} does not serve the model {self.model!r}; it serves: "
                 f"{', '.join(map(repr, served)) or 'none'}\n"
                 f"hint: VllmTeacher(…, models={{{self.name!r}: …}})"
             )
         longest, holds = self._student.max_tokens, served[self.model]
         if longest is not None and holds is not None and holds < longest + 1:
             raise TeacherError(
-                f"{where} holds {holds} tokens, and needs {longest + 1}: rows have up to "
-                f"{longest}, and vLLM wants to sample one more\n"
-                f"hint: --max-model-len {longest + 1}, or "
+                f"{where} has a context of {holds} tokens but needs {longest + 1}: rows may have "
+                f"{longest} tokens, and vLLM always samples one more\n"
+                f"hint: start the server with --max-model-len {longest + 1}, or set "
                 f"RolloutConfig(max_context_tokens={holds - 1})"
             )
 
@@ -234,14 +234,18 @@ class _Named:
                 min(len(ours), len(theirs)),
             )
             raise TeacherError(
-                f"{where} has another tokenizer than the student: token {at} of a text is "
-                f"{theirs[at : at + 1]}, and the student's is {ours[at : at + 1]}\n"
-                "hint: a teacher scores the student's own ids, so both need the same tokenizer"
+                f"{where} has a different tokenizer than the student: token {at} of a test text "
+                f"is {theirs[at : at + 1]} there and {ours[at : at + 1]} here\n"
+                "hint: use a teacher with the student's tokenizer, because it scores the "
+                "student's token ids"
             )
         return ours
 
 
-@stays("it has connections of this process", hint="send its arguments, and make the teacher there")
+@stays(
+    "it holds connections of this process",
+    hint="send the arguments, and make the teacher in the other process",
+)
 class VllmTeacher:
     """A teacher behind one or more `vllm serve` servers; several may serve the same model.
 
@@ -281,7 +285,8 @@ class VllmTeacher:
         self.models = dict(models or {})
         if not named or not self.models.keys() <= named.keys():
             raise ValueError(
-                f"VllmTeacher: the names are {list(named)}, and models has {list(self.models)}\n"
+                f"VllmTeacher got URLs for the names {list(named)}, but models= has the names "
+                f"{list(self.models)}\n"
                 'hint: VllmTeacher({"math": ["http://a:8001", "http://b:8001"]})'
             )
         if not give_up_s > 0 or max_requests < 1:
@@ -305,7 +310,10 @@ class VllmTeacher:
         """
         loop = asyncio.get_running_loop()
         if loop in self._open:
-            raise TeacherError("this VllmTeacher is open in this loop already\nhint: make another")
+            raise TeacherError(
+                "this VllmTeacher is already open in this event loop\n"
+                "hint: make another VllmTeacher"
+            )
         named = {name: _Named(self, name, student) for name in self.names}
         async with AsyncExitStack() as stack:
             for each in named.values():
@@ -338,8 +346,9 @@ def _addresses(name: str, urls: Urls) -> list[Address]:
     found = [Address(each.url.removesuffix("/v1"), each.headers) for each in found]
     if not found or len({each.url for each in found}) < len(found):
         raise ValueError(
-            f"the teacher {name!r} has the addresses {[each.url for each in found]}: expected one "
-            "or more, each once\nhint: 'http://localhost:8001'"
+            f"the teacher {name!r} has the addresses {[each.url for each in found]}: expected at "
+            "least one, and no address twice\n"
+            "hint: VllmTeacher('http://localhost:8001')"
         )
     return found
 
@@ -347,9 +356,9 @@ def _addresses(name: str, urls: Urls) -> list[Address]:
 def _hint(error: "Refused", top_k: int) -> str:
     """Return the hint line for an error from vLLM, or an empty text."""
     if error.status in (401, 403):
-        return "\nhint: pass api_key=…"
+        return "\nhint: pass VllmTeacher(…, api_key=…)"
     if error.status == 404 and error.path == "/tokenize":
-        return "\nhint: `vllm serve` has it, unless it was started with --skip-tokenizer-init"
+        return "\nhint: start `vllm serve` without --skip-tokenizer-init"
     for part, hint in _HINTS.items():
         if part in error.said:
             return f"\nhint: {hint.format(top_k=top_k)}"
