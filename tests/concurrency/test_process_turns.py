@@ -86,7 +86,7 @@ def test_a_call_waits_where_it_is_about_to_fork(caplog: pytest.LogCaptureFixture
         "one that forks",
         "another that forks",
     ]
-    assert "take turns from now on\nhint: subprocess.run without preexec_fn" in caplog.text
+    assert "run one after the other\nhint: use subprocess.run without preexec_fn" in caplog.text
 
 
 def test_a_call_of_a_kind_that_forks_begins_in_its_turn() -> None:

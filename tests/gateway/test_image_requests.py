@@ -275,14 +275,18 @@ def files() -> dict[str, tuple[str, str, str]]:
         "truncated base64": (as_text(good)[:-3], "image/png", "base64"),
         "no base64": ("é" * 40, "image/png", "base64"),
         "half a surrogate": ("\ud800" * 40, "image/png", "base64"),
-        "nothing": ("", "image/png", "none of the images"),
+        "nothing": ("", "image/png", "not an image in a supported"),
         "truncated file": (as_text(good[:-40]), "image/png", "broken"),
         "broken file": (as_text(good[:40] + bytes(40) + good[80:]), "image/png", "are no image"),
         "SVG": (as_text(svg), "image/svg+xml", "png, jpeg or webp"),
-        "SVG as PNG": (as_text(svg), "image/png", "none of the images"),
+        "SVG as PNG": (as_text(svg), "image/png", "not an image in a supported"),
         "GIF": (as_text(encoded(ONE, "GIF")), "image/gif", "png, jpeg or webp"),
-        "GIF as PNG": (as_text(encoded(ONE, "GIF")), "image/png", "none of the images"),
-        "TIFF as JPEG": (as_text(encoded(ONE, "TIFF")), "image/jpeg", "none of the images"),
+        "GIF as PNG": (as_text(encoded(ONE, "GIF")), "image/png", "not an image in a supported"),
+        "TIFF as JPEG": (
+            as_text(encoded(ONE, "TIFF")),
+            "image/jpeg",
+            "not an image in a supported",
+        ),
         "animated PNG": (as_text(encoded(frames)), "image/png", "2 frames"),
         "animated WebP": (as_text(encoded(frames, "WEBP")), "image/webp", "2 frames"),
         "too large": (as_text(bomb(7000, 6000)), "image/png", "40 megapixels"),
@@ -344,7 +348,7 @@ def test_a_model_with_images_behind_a_sampler_without_them_says_so(
     shows = SHOWS["chat"]
     with serving(says(stage), hf_processor) as gateway:
         said = refusal(ChatClient(gateway).post([shows.said("", shows.image(png(ONE)))]))
-        assert "this policy takes text alone" in said
+        assert "this policy takes only text" in said
 
 
 @EACH
@@ -384,7 +388,7 @@ def test_images_of_an_assistant_or_a_system_are_refused(
     client: Any = shows.kind(gateway)
     shown = {**shows.said("So:", shows.image(png(ONE))), "role": role}
     said = refusal(client.post([shown, shows.said("What?")]))
-    assert said.startswith(f"{shows.user_path} is an image in a message of the role {role!r}")
+    assert said.startswith(f"{shows.user_path} is an image in a {role!r} message")
 
 
 def test_a_field_that_changes_nothing_is_named_once(
@@ -494,6 +498,6 @@ def test_a_processor_that_is_refused_leaves_text_alone_and_says_why(
     monkeypatch.setattr("abut.gateway.server.client_policy.ImageProcessor", refuse)
     with serving(says(stage, kind=Seeing), hf_processor) as gateway:
         shown = SHOWS["chat"].said("What?", SHOWS["chat"].image(png(ONE)))
-        assert "takes text alone" in refusal(ChatClient(gateway).post([shown]))
+        assert "takes only text" in refusal(ChatClient(gateway).post([shown]))
         ChatClient(gateway).ask([SHOWS["chat"].said("What?")])
     assert "the gateway will refuse images: it writes them otherwise" in caplog.text

@@ -83,10 +83,10 @@ def test_the_key_of_another_rollout(stage: Stage) -> None:
     ("rollout", "message"),
     [
         ("r0-run0.7", "this rollout is over"),  # well formed, of this run, and not live
-        ("r0-run1.0", "there is no rollout"),
-        ("r0-run0.0r3", "there is no rank 3"),
-        ("../../etc/passwd", "there is no rollout"),
-        ("x" * 10_000, "there is no rollout"),
+        ("r0-run1.0", "this run has no rollout"),
+        ("r0-run0.0r3", "this run has no rank 3"),
+        ("../../etc/passwd", "this run has no rollout"),
+        ("x" * 10_000, "this run has no rollout"),
     ],
 )
 def test_a_rollout_that_is_not_there(stage: Stage, rollout: str, message: str) -> None:
@@ -116,16 +116,16 @@ async def _raw(client: Client, data: bytes, path: str = "") -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
         (b"[]", "must be a JSON object, got list"),
-        (b'{"messages": "\xff"}', "no UTF-8"),
+        (b'{"messages": "\xff"}', "not UTF-8"),
         (DEEP.encode(), "nested too deeply"),
         (json.dumps({**BODY, "metadata": 1}).replace("1", DEEP).encode(), "nested too deeply"),
-        (b'{"messages": []}', "a message at least"),
-        (b'{"messages": [{"role": "robot"}]}', "messages[0] must be an object with a role"),
-        (b'{"messages": [{"role": "user", "content": 1}]}', "must be text"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "cannot be written"),
+        (b'{"messages": []}', "at least one message"),
+        (b'{"messages": [{"role": "robot"}]}', "messages[0] must be an object whose role"),
+        (b'{"messages": [{"role": "user", "content": 1}]}', "must be a string"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "cannot write"),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -142,7 +142,7 @@ def test_nothing_at_all_is_refused_each_time(stage: Stage) -> None:
         return await _raw(client, b"")
 
     reply, _ = knocks(stage, asks)
-    assert "no JSON" in said(reply)
+    assert "not JSON" in said(reply)
 
 
 def test_a_hundred_megabytes(stage: Stage) -> None:
@@ -239,5 +239,5 @@ def test_what_is_not_honoured_is_said_once(stage: Stage, caplog: pytest.LogCaptu
 
     rollout = play_agents(stage, plays).one
     assert caplog.text.count("'user', which the gateway ignores") == 1
-    assert caplog.text.count("by tool_choice for what is not enforced") == 1
+    assert caplog.text.count("tool_choice, which the gateway does not enforce") == 1
     assert rollout.tool_choice_unmet == 2

@@ -131,7 +131,7 @@ def test_a_body_that_stops_is_refused(gateway: Gateway, monkeypatch: pytest.Monk
     monkeypatch.setattr(app, "_BYTE_S", 0.05)
     with RawClient(gateway.base_url, gateway.key) as client:
         client.socket.sendall(client.head(f"/r/a{CHAT}", 1000) + b'{"messages": [')
-        assert refused(client) == "the request body is incomplete: nothing arrived for 0.05 s"
+        assert refused(client) == "the body is incomplete: nothing arrived for 0.05 s"
 
 
 def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:
@@ -141,7 +141,7 @@ def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:
     assert status == 400
     assert answer["error"]["message"] == (
         "an agent's key cannot end or reward a rollout: only the run's key can\n"
-        "hint: to allow it, start Gateway(agents_may_end=True) or `abut gateway --agents-may-end`"
+        "hint: use Gateway(agents_may_end=True) or `abut gateway --agents-may-end` to allow it"
     )
     status, answer, _ = post(f"{url}/key", endpoint.api_key, {})
     assert (status, answer["error"]["code"]) == (400, "wrong_api_key")

@@ -292,9 +292,9 @@ def test_an_agent_s_class_has_a_session_header_too(play: Play) -> None:
         ("", "must be the name of an HTTP header"),
         ("a b", "must be the name of an HTTP header"),
         (7, "must be the name of an HTTP header"),
-        ("Authorization", "this header has another meaning"),
-        ("x-api-key", "this header has another meaning"),
-        ("x-abut-name", "this header has another meaning"),
+        ("Authorization", "this header already has another meaning"),
+        ("x-api-key", "this header already has another meaning"),
+        ("x-abut-name", "this header already has another meaning"),
     ],
 )
 def test_a_session_header_may_not_be_a_key_or_ours(header: Any, said: str) -> None:
@@ -310,10 +310,10 @@ def test_a_session_header_may_not_be_a_key_or_ours(header: Any, said: str) -> No
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ({"rewards": {"typo": 1.0}}, "AgentResult.rewards has 'typo', which is no name"),
+        ({"rewards": {"typo": 1.0}}, "AgentResult.rewards has 'typo', which is not a name"),
         ({"rewards": {"a": "much"}}, "AgentResult.rewards has a value of type str: expected"),
-        ({"rewards": {1: 1.0}}, "AgentResult.rewards must be a dict with texts as keys"),
-        ({"rewards": [1.0]}, "AgentResult.rewards must be a dict with texts as keys"),
+        ({"rewards": {1: 1.0}}, "AgentResult.rewards must be a dict with strings as keys"),
+        ({"rewards": [1.0]}, "AgentResult.rewards must be a dict with strings as keys"),
         ({"names": {"s": "a b"}}, "AgentResult.names has 'a b', which is not a valid name"),
         ({"names": {"s": None}}, "AgentResult.names has None, which is not a valid name"),
     ],

@@ -345,8 +345,8 @@ def test_it_names_the_rollout_and_none_but_that(gateway: Gateway) -> None:
     assert (status, answer["previous_response_id"]) == (200, first["id"])
     assert causes(gateway, "a") == [None]
     for id_, message in (
-        (first["id"], "is not an answer of this rollout"),
-        ("resp_123", "is not an answer of this gateway"),
+        (first["id"], "is not the id of an answer of this rollout"),
+        ("resp_123", "is not the id of an answer of this gateway"),
     ):
         status, answer = ResponsesClient(gateway, "b").post("well?", previous_response_id=id_)
         assert (status, answer["error"]["param"]) == (400, "previous_response_id")
@@ -411,12 +411,12 @@ def test_what_is_asked() -> None:
         ({"background": True}, "background", "background is not supported"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt", "prompt is not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "those of the sampled tokens"),
+        ({"top_logprobs": 3}, "top_logprobs", "only the logprobs of the sampled"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "forced"),
         ({"tool_choice": "some"}, "tool_choice", "tool_choice='some'"),
         ({"tools": [{"type": "function"}]}, "tools", "has no name"),
-        ({"input": []}, "input", "an item at least"),
-        ({"input": [{"role": "tool", "content": ""}]}, "input", "a role of user"),
+        ({"input": []}, "input", "at least one item"),
+        ({"input": [{"role": "tool", "content": ""}]}, "input", "must have a role"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input", "type 'item_reference'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

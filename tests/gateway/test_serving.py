@@ -53,7 +53,7 @@ def test_the_first_request_opens_a_rollout_and_its_end_returns_it(
         assert answer["error"]["message"] == "this rollout is over"
         with pytest.raises(ValueError, match="this rollout is over"):
             gateway.end("game-1")
-        with pytest.raises(ValueError, match="this run has no rollout 'game-2'"):
+        with pytest.raises(ValueError, match="the gateway has no rollout 'game-2'"):
             gateway.end("game-2")
     assert "abut-gateway" not in own_threads()
 
@@ -160,7 +160,7 @@ def test_after_an_hour_a_reward_for_an_idle_rollout_is_refused(
         assert eventually(lambda: "a" in serves._idle and "b" in serves._idle)
         url = gateway.endpoint("a").base_url.removesuffix("/v1")
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
-        assert (status, "no write_scores" in answer["error"]["message"]) == (400, True)
+        assert (status, "no method write_scores" in answer["error"]["message"]) == (400, True)
         monkeypatch.setattr(standalone, "KEPT_S", -1.0)
         status, answer, _ = post(f"{url}/end", gateway.key, {"reward": 0.75})
         assert (status, answer["error"]["message"]) == (400, "this rollout is over")
@@ -307,9 +307,9 @@ def test_settings_that_do_not_fit_are_refused(stage: Stage, hf_tokenizer: Any) -
         pass
     with pytest.raises(ValueError, match="without a trainer"):
         Gateway(tokenizer=hf_tokenizer)
-    with pytest.raises(ValueError, match="without tokenizer="):
+    with pytest.raises(ValueError, match="sampler= needs tokenizer="):
         Gateway(sampler=says(stage))
-    with pytest.raises(TypeError, match="must have `async sample"):
+    with pytest.raises(TypeError, match="must have a method `async sample"):
         Gateway(sampler=object(), tokenizer=hf_tokenizer)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="idle_s=0"):
         Gateway(sampler=says(stage), tokenizer=hf_tokenizer, idle_s=0)

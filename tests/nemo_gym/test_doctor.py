@@ -151,7 +151,7 @@ def test_a_key_that_is_a_variable_of_gyms_environment(
     said = found(gym)
     if here is None:
         level, what, hint = wrong(said)
-        assert (level, "no probe rollout: the key with which" in what) == ("warning", True)
+        assert (level, "could not play a probe rollout: the key" in what) == ("warning", True)
         assert hint == "set ABUT_GATEWAY_KEY here to the same value"
     elif here == KEY:
         assert said[-1][:2] == (

@@ -172,7 +172,7 @@ def test_what_asks_the_policy_beside_the_agent_is_found(
     servers = Servers([instance], config)
     found = list(judge_findings(servers, ["a"], judge=None))
     assert [one.level for one in found] == ([] if field is None else ["error"])
-    assert all(f"by its field {field}" in one.what for one in found)
+    assert all(f"named in its field {field}" in one.what for one in found)
     answered = list(judge_findings(servers, ["a"], judge="policy"))
     assert [one.level for one in answered] == ["ok"] * len(found)
 
@@ -198,7 +198,10 @@ def test_the_doctor_says_so_too(tmp_path: Path) -> None:
 
 def test_several_processes_cannot_have_it(stage: Any, gateway: Gateway) -> None:
     gateway.registry.join_run("run0", rank=1)
-    with FakeGym({"a": judged}) as fake, pytest.raises(EnvError, match="a run of one process"):
+    with (
+        FakeGym({"a": judged}) as fake,
+        pytest.raises(EnvError, match="works only with one process"),
+    ):
         play_agents(stage, NemoGym(fake.url, judge="policy"), gateway=gateway, rank=1)
 
 

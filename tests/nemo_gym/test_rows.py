@@ -132,7 +132,7 @@ def line_of(said: Any = "hi", **params: Any) -> bytes:
         (line_of({}), f"{PARAMS}.input is {{}}: it must be a string or a list of messages"),
         (line_of(["hi"]), f'{PARAMS}.input[0] is "hi": it must be a message (a JSON object)'),
         (line_of("\ud800"), "the line has half a surrogate pair, \\ud800, which servers refuse"),
-        (line_of("caf\xe9").replace(b"\\u00e9", b"\xe9"), "it is not UTF-8, from byte "),
+        (line_of("caf\xe9").replace(b"\\u00e9", b"\xe9"), "the line is not UTF-8 from byte "),
         (
             line_of(metadata={"extra_body": "{"}),
             f'{PARAMS}.metadata.extra_body must be a string with a JSON object, got "{{"',

@@ -85,7 +85,7 @@ def test_a_typed_answer_is_a_result_or_a_failure() -> None:
     error = failure(200, {**ids, "result": None, "failure": failed})
     assert "in its stage seed: no sandbox" in str(error)
     assert not error.may_pass
-    assert "neither result nor failure" in str(failure(200, {**ids, "result": None}))
+    assert "neither a result nor a failure" in str(failure(200, {**ids, "result": None}))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ REFUSES = (
     "{%- for message in messages if message.role in ('developer', 'system') -%}"
     "{{ raise_exception('there is no role ' + message.role) }}{%- endfor -%}"
 )
-HINT = "set replace_developer_role_with_system: true in its model server"
+HINT = "set replace_developer_role_with_system: true in the model server"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_row_that_the_runs_template_cannot_write_ends_before_the_first_batch(
     finally:
         gateway.stop()
     said = str(raised.value)
-    assert "cannot be written with the chat template of this run" in said
+    assert "that the chat template of this run cannot write" in said
     assert "there is no role" in said
     assert (HINT in said) == hinted
 

@@ -169,7 +169,10 @@ def test_the_true_reason_is_given_where_nothing_fits(
 
     (rollout,) = played(stage, asks_something_else, "one?")
     assert "1 request without a rollout id was refused" in (rollout.error or "")
-    assert "a request of 1 message, first user 'Solve task 7.': the request names no rollout" in rollout.error
+    assert (
+        "a request of 1 message, first user 'Solve task 7.': the request names no rollout"
+        in rollout.error
+    )
     assert "policy_base_url" not in rollout.error
     assert "0 were matched to a rollout by their history, 1 were refused" in caplog.text
 

@@ -194,7 +194,7 @@ def test_an_address_that_does_not_answer_is_said_within_seconds() -> None:
     out, _ = process.communicate(timeout=120)
     lines = out.splitlines()
     assert lines[0].startswith("EnvError no Ray cluster answers at 127.0.0.1:9: ")
-    assert lines[1].startswith("hint: is its head running (ray start --head)")
+    assert lines[1].startswith("hint: check that its head is running (ray start --head)")
     assert lines[2] == "RayPool(address='auto'): must be host:port of the cluster's head"
     assert lines[4].startswith("RayPool has no address, so each of the 2 ranks would start")
     assert_nothing_stays(mark)

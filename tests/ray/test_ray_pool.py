@@ -513,7 +513,7 @@ def test_an_environment_is_closed_before_its_slot_is_lent(pool_of: Any, tmp_path
 def test_another_cluster_and_a_late_folder_are_refused(cluster: Any, pool_of: Any) -> None:
     with pytest.raises(ValueError, match=r"this process has already joined the cluster of "):
         RayPool(Far, size=1, address="127.0.0.1:1")
-    with pytest.raises(ValueError, match="goes with a whole job, and this one has begun"):
+    with pytest.raises(ValueError, match="applies to a whole Ray job, but this job has"):
         RayPool(Far, size=1, runtime_env={"working_dir": "."})
     asyncio.run(lent(pool_of(Far, address=cluster.address)))
 

@@ -137,7 +137,7 @@ def test_an_image_that_does_not_fit_ends_the_rollout_as_text_does(seeing: Stage)
     assert len(row(rollout)) < second
     assert [span.image for span in rollout.images] == [ONE]
     failed = play(seeing, env(texts=SAID), context=first, retries=0, max_failed_frac=1.0).one
-    assert "leaves no room for a sample" in str(failed.error)
+    assert "leaves no room for sampled tokens" in str(failed.error)
     assert failed.images == ()
 
 

@@ -99,7 +99,7 @@ def test_a_worker_begins_nothing_before_start(begin: Any) -> None:
     worker = begin(start=False).worker
     assert set(own_threads()) <= before
     worker.stop()
-    with pytest.raises(RolloutError, match="does not play: it was not started, or stopped"):
+    with pytest.raises(RolloutError, match="is not running: it was never started"):
         worker.check_health(1.0)
 
 
@@ -386,7 +386,9 @@ def test_names_have_rewards_and_baselines_of_their_own(
     assert sum(math.isnan(row.metrics["reward"]) for row in rows) == 1
     alone, of = ours.metrics()["rollout/alone_frac"]
     assert (alone, of) == (0.0, 4.0)
-    said = [record for record in caplog.records if "judged by that alone" in record.getMessage()]
+    said = [
+        record for record in caplog.records if "judged by that reward alone" in record.getMessage()
+    ]
     assert len(said) == 1
 
 
@@ -626,7 +628,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
 
     with pytest.raises(TypeError, match="args must be the AsyncGRPOConfig of the trainer"):
         make(args={})
-    with pytest.raises(TypeError, match="base_urls= is for sampler='auto'"):
+    with pytest.raises(TypeError, match="base_urls= works only with sampler='auto'"):
         make(base_urls="http://a", sampler=Recording(lambda request: [5]))
     with pytest.raises(ValueError, match="reward_funcs is empty"):
         make(reward_funcs=[])

@@ -74,7 +74,7 @@ def test_media_that_no_prompt_would_show_are_refused(column: str, held: Any, sai
         return _check_media_columns(row, "prompt 3")
     with pytest.raises(ValueError, match="prompt 3 has a column") as raised:
         _check_media_columns(row, "prompt 3")
-    assert f"{column!r} in its row, and {said}\nhint: send " in str(raised.value)
+    assert f"{column!r} in its row, but {said}\nhint: send " in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_media_that_no_prompt_would_show_are_refused(column: str, held: Any, sai
         ),
         ([user("a")], {"image": "https://a.example"}, "abut fetches no images"),
         ([shows(block(b"no"))], {}, "2 bytes are no image that abut reads"),
-        ([{"role": "system", "content": "s"}], {"image": ONE}, "and no message of a user shows"),
+        ([{"role": "system", "content": "s"}], {"image": ONE}, "but the prompt has no user"),
     ],
 )
 def test_what_cannot_be_put_there_names_the_prompt(messages: Any, row: Any, text: str) -> None:
@@ -239,7 +239,7 @@ def test_the_asynchronous_worker_refuses_images() -> None:
 
 
 def test_pictures_are_recorded_only_beside_rollouts(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="record_images= without recorder="):
+    with pytest.raises(ValueError, match="record_images= needs recorder="):
         make_rollout_func(Quiet, record_images=tmp_path)
     func = make_rollout_func(Quiet, recorder=tmp_path / "a.jsonl", record_images=tmp_path / "b")
     assert func._arguments.record_images.path == tmp_path / "b"

@@ -380,11 +380,11 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
 
     with pytest.raises(TypeError, match="args must be the AsyncDistillationConfig of the trainer"):
         make(args={})
-    with pytest.raises(TypeError, match="trains every token of a completion, those of the env"):
+    with pytest.raises(TypeError, match="trains every token of a completion, including env"):
         make(args=SimpleNamespace(teacher_model_server_url="http://a"))
-    with pytest.raises(TypeError, match="credit= with distillation"):
+    with pytest.raises(TypeError, match="credit= does not work with distillation"):
         make(credit=object())
-    with pytest.raises(TypeError, match="teacher must have an asynchronous score"):
+    with pytest.raises(TypeError, match="teacher must have a method `async score"):
         make(teacher=object())
     with pytest.raises(TypeError, match=r"RolloutConfig\(branch='longest'\)"):
         make(config=RolloutConfig(branch="longest"))

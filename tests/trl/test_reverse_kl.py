@@ -374,7 +374,7 @@ def test_wrong_arguments_are_refused_where_they_are_given(teacher_model: Any) ->
     for make, text in (
         (lambda: ReverseKL(teacher_model), "a teacher must have a method `async score("),
         (lambda: ReverseKL(ModelTeacher), "a teacher must have a method `async score("),
-        (lambda: ReverseKL(teacher, credit=ReverseKL(teacher)), "the inner credit is None"),
+        (lambda: ReverseKL(teacher, credit=ReverseKL(teacher)), "the inner credit must be None"),
         (lambda: ReverseKL(teacher, credit=3), "credit=3: must be None"),
         (lambda: make_rollout_func(Talk, credit=ReverseKL), "hint: credit=ReverseKL(teacher)"),
     ):

@@ -251,7 +251,7 @@ def test_other_ranks_hear_of_a_trained_token_in_no_turn(tmp_path: Path, monkeypa
     monkeypatch.setattr(row_credit, "gathered", gathered)
     with pytest.raises(RolloutError):
         RowsRun(tmp_path, forgotten, credit=Returns()).train()
-    assert "so a trained token is in no turn" in said[-1]
+    assert "some trained token belongs to no turn" in said[-1]
 
 
 NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -313,7 +313,7 @@ def test_other_reward_functions_do_not_count_for_them(
     monkeypatch.setattr(row_credit, "_once", Once(logging.getLogger(row_credit.__name__)))
     length = abut.trl.scored_only(lambda completion_ids, **_: [len(ids) for ids in completion_ids])
     RowsRun(tmp_path / "env", players).train()
-    assert "do not count for them" not in caplog.text
+    assert "do not count for it" not in caplog.text
     RowsRun(tmp_path / "two", players, reward_funcs=[abut.trl.env_reward, length]).train()
     assert caplog.text.count("the trainer's reward functions do not count for it") == 1
     assert refusal_of(tmp_path / "sum", ValueError, players, **NORMALIZED) == (

@@ -195,7 +195,7 @@ def test_many_candidates_are_checked_on_a_thread_with_the_same_result(monkeypatc
     [
         (([[1]], [[0.0]], [0.0]), r"ids \(1, 1\), logprobs \(1, 1\) and drawn \(1,\) for 2 posit"),
         (([[1], [1]], [[0.0], [0.0]]), "expected \\(ids, logprobs, drawn\\)"),
-        (([[1], [1]], [[9.0], [3.5]], [0.0, 0.0]), "probabilities sum to .*, so they are not log"),
+        (([[1], [1]], [[9.0], [3.5]], [0.0, 0.0]), "not logprobs: the probabilities of one token"),
         (([["a"], ["b"]], [[0.0], [0.0]], [0.0, 0.0]), "ValueError: invalid literal for int"),
     ],
 )
@@ -249,7 +249,7 @@ def test_positions_without_scores_and_minus_infinity_have_none(model: Any) -> No
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b'{"choices": []}', "without prompt_logprobs"),
+        (b'{"choices": []}', "has no prompt_logprobs"),
         (answer([None] * 7), "scored 7 tokens of a row of 8"),
         (answer([None, *[{"5": {"logprob": -1.0, "rank": 1}}] * 7]), "of token 2, id 7, are"),
         (answer([None] * 8)[:-45], "not JSON"),
@@ -471,7 +471,7 @@ def test_addresses_are_checked(urls: Any, more: Any, text: str) -> None:
 def test_a_temperature_is_one_that_the_teacher_has(model: Any) -> None:
     check_temperature(ModelTeacher(model, temperature=2.0), 2.0)
     check_temperature(VllmTeacher("http://a"), 1.0)
-    with pytest.raises(ValueError, match=r"prompt_logprobs are of temperature 1, whatever"):
+    with pytest.raises(ValueError, match=r"computes prompt_logprobs only at temperature 1"):
         check_temperature(VllmTeacher("http://a"), 2.0)
     with pytest.raises(ValueError, match="computes them at temperature 1"):
         check_temperature(Fixed(), 0.5)

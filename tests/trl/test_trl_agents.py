@@ -203,9 +203,9 @@ def test_all_conversations_are_refused_under_trls_own_class(
 
 
 def test_what_writes_conversations_is_refused_beside_agents() -> None:
-    with pytest.raises(ValueError, match="system_prompt= with an agent"):
+    with pytest.raises(ValueError, match="system_prompt= does not work with an agent"):
         make_rollout_func(talks, system_prompt="You are …")
-    with pytest.raises(ValueError, match="with an agent: it writes text"):
+    with pytest.raises(ValueError, match="with an agent: it writes plain text"):
         make_rollout_func({"a": talks, "b": Talk}, processor=TextProcessor())
     with pytest.raises(TypeError, match="gateway must be a Gateway"):
         make_rollout_func(talks, gateway="http://a")  # type: ignore[arg-type]
@@ -275,7 +275,9 @@ def test_metrics_have_the_rewards_of_names_and_what_is_auxiliary(
     assert tokens["auxiliary"] > 0
     frac = tokens["auxiliary"] / tokens.total()
     assert log["rollout/auxiliary_frac"] == pytest.approx(frac)
-    warned = [r.message for r in caplog.records if "does not use" in r.message]
+    warned = [
+        r.message for r in caplog.records if "which TRL's own GRPOTrainer ignores" in r.message
+    ]
     assert warned == [
         "agents return AgentResult(rewards={…}), which TRL's own GRPOTrainer ignores: it uses "
         "only its reward functions\n"
@@ -286,7 +288,7 @@ def test_metrics_have_the_rewards_of_names_and_what_is_auxiliary(
 @pytest.mark.parametrize("limit", ["max_calls", "max_rollout_tokens"])
 def test_a_limit_of_an_agent_s_rollout_is_refused_for_environments(limit: str) -> None:
     config = RolloutConfig(**{limit: 9})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="bounds the conversations") as raised:
+    with pytest.raises(ValueError, match="limits the conversations") as raised:
         make_rollout_func(Vowels, config=config)
     assert str(raised.value) == (
         f"RolloutConfig({limit}=…) limits the conversations of an agent, but env has no agent\n"

@@ -359,7 +359,7 @@ def test_another_tokenizer_than_the_trainers_is_refused(hf_tokenizer: Any) -> No
 def test_another_vllm_than_the_script_says_is_warned_of(hf_tokenizer: Any) -> None:
     args = SimpleNamespace(vllm_gpu_memory_utilization=0.3, vllm_enable_sleep_mode=False)
     trainer = a_trainer(hf_tokenizer, use_vllm=True, vllm_mode="colocate", args=args)
-    with pytest.warns(UserWarning, match="VLLMDecoderFactory says") as warned:
+    with pytest.warns(UserWarning, match="VLLMDecoderFactory has") as warned:
         trl_env.VLLMDecoderFactory(1.0, {505}, 8).check_trainer(trainer)
     assert str(warned[0].message) == (
         "VLLMDecoderFactory has {'vllm_gpu_memory_utilization': 0.5, 'vllm_enable_sleep_mode': "

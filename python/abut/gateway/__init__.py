@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint in front of the policy, for agents that own their loop."""
+"""The gateway: an OpenAI-compatible endpoint for agents that run their own loop."""
 
 from abut.gateway.server.gateway import Gateway
 

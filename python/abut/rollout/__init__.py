@@ -1,1 +1,1 @@
-"""Playing rollouts: from tasks to trajectories with rewards, many at once."""
+"""Plays rollouts: from tasks to trajectories with rewards, many at once."""

@@ -1,8 +1,8 @@
-"""One batch of rollouts: everything that lives no longer than the batch.
+"""One batch of rollouts: everything that does not outlive the batch.
 
-A batch has one event loop, which only waits: on a thread of its own, or the gateway's loop where
-agents play. It has slots for calls of environments and for requests, and counts failures. After an
-interrupt, calls that hang may keep some of it; the next batch has its own.
+A batch has one event loop, which only waits: on its own thread, or the gateway's loop if agents
+play. The batch has slots for calls of environments and for requests, and counts failures. After an
+interrupt, hanging calls may keep parts of it alive; the next batch has its own.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ class EngineParts:
         processor: writes the conversations of tasks that have no processor of their own.
         sampler: draws the turns.
         config: limits and policies.
-        stop_token_ids: end a turn, besides those of the processor.
+        stop_token_ids: tokens that end a turn, besides those of the processor.
         env_loops: the loops of asynchronous environments. They outlive a batch, because what
             environments and tools keep open from batch to batch belongs to a loop.
         warnings: about the setup, each logged once.
         logged_failures: the kinds of failures that were logged in full.
-        closes_hang: whether environments of the last batch have not closed.
+        closes_hang: whether some environments of the last batch have not closed.
         watch: gets each request before it is sampled, on the loop of the batch.
     """
 
@@ -67,18 +67,18 @@ class Batch:
     """Everything that the rollouts of one batch share.
 
     Args:
-        parts: those of the engine.
-        at_once: how many rollouts are in flight at most.
-        version: of the weights that sample; None if nobody counts versions.
-        max_staleness: as of `Attempts`.
+        parts: the parts of the engine.
+        at_once: the most rollouts in flight.
+        version: of the weights that sample; None if versions are not counted.
+        max_staleness: see `Attempts`.
 
     Attributes:
-        in_process: as of `EngineSampler`.
+        in_process: see `EngineSampler`.
         sampler: draws the turns.
         env_slots: limit how many calls of environments run at once.
-        attempts: those that play now.
+        attempts: the attempts that are playing.
         closing: the environments that are being closed.
-        failures: those so far.
+        failures: the failures so far.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Batch:
         self._playing: Future[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        """Runs `_loop`; None where the batch plays on the loop of a player."""
+        """The thread of `_loop`; None if the batch plays on the loop of a player."""
         self._budget: Budget | None = None
         self._budget_holds: int | None = None
         self._live_envs: set[int] = set()
@@ -116,7 +116,7 @@ class Batch:
     def run(
         self, play: Callable[[], Coroutine[Any, Any, None]], on: LoopTasks | None = None
     ) -> None:
-        """Run `play` on a loop, and sample on this thread where the sampler wants that; blocks.
+        """Run `play` on a loop, and sample on this thread if the sampler wants that; blocks.
 
         Args:
             play: plays the rollouts.
@@ -147,7 +147,7 @@ class Batch:
         playing.result()
 
     def has_ended(self, wait_s: float | None) -> bool:
-        """Return whether no rollout plays any more; after an interrupt, some may for a while."""
+        """Return whether all rollouts have ended; after an interrupt, some may play for a while."""
         if self._playing is None:
             return True
         if not wait([self._playing], wait_s).done:
@@ -161,7 +161,7 @@ class Batch:
         """Sample one turn, at most `max_requests` at once.
 
         Raises:
-            SamplerError: the sampler failed, or was cancelled, but not by the rollout that waits.
+            SamplerError: the sampler failed, or was cancelled by something other than the rollout.
         """
         if self.in_process:  # `_most_asked` bounds these
             return await self._sampled(request)
@@ -178,25 +178,25 @@ class Batch:
             self._request_slots.give()
 
     async def sample_apart(self, request: SampleRequest) -> Sample:
-        """Sample a turn that belongs to no rollout of the batch."""
+        """Sample a turn that does not belong to a rollout of the batch."""
         try:
             return await self.sample(request)
         finally:
             self.sampler.forget(request.rollout_id)
 
     async def _sampled(self, request: SampleRequest) -> Sample:
-        """Sample it, and label its tokens with the versions of the weights."""
+        """Sample a turn, and label its tokens with the versions of the weights."""
         if self._watch is not None:
             self._watch(request)
         asked = self.attempts.asks(request.rollout_id)
         return self.attempts.labelled(await self.sampler.sample(request), asked)
 
     def _most_asked(self) -> int:
-        """How many turns the attempts that play now can ask for at once."""
+        """The most turns that the current attempts can request at once."""
         return max(1, min(len(self.attempts), self.config.max_requests))
 
     def conversation(self, processor: PartsProcessor | None = None) -> Conversation:
-        """Return a new conversation; without a processor, the engine's writes it."""
+        """Return a new conversation; without a processor, it uses the engine's."""
         processor = processor or self._processor
         own = processor.stop_token_ids
         return Conversation(
@@ -208,7 +208,10 @@ class Batch:
         )
 
     def budget(self) -> Budget:
-        """Return the budget of a conversation; a sampler may learn late how much it can hold."""
+        """Return the budget of a conversation.
+
+        Computed late, because a sampler may learn its context length only when it has started.
+        """
         holds = self.sampler.max_context_tokens
         if self._budget is None or self._budget_holds != holds:
             self._budget, self._budget_holds = budget_of(self.config, holds), holds
@@ -218,7 +221,7 @@ class Batch:
         """Note that a rollout has this environment.
 
         Raises:
-            EnvError: another rollout of the batch has it already.
+            EnvError: another rollout of the batch already has it.
         """
         with self._env_lock:
             taken = id(env) in self._live_envs
@@ -230,12 +233,12 @@ class Batch:
             )
 
     def release(self, env: Any) -> None:
-        """Note that no rollout has it any more."""
+        """Note that its rollout has released the environment."""
         with self._env_lock:
             self._live_envs.discard(id(env))
 
     def check_thread_limit(self) -> None:
-        """Refuse what needs too many threads; called when an environment proves to be synchronous.
+        """Refuse to play if it needs too many threads; called for synchronous environments.
 
         Raises:
             ValueError: more rollouts are in flight at once than there may be threads.
@@ -274,27 +277,27 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @dataclass(eq=False)
 class Attempt:
-    """An attempt at a rollout that plays now."""
+    """An attempt at a rollout that is playing."""
 
     task: asyncio.Task[object]
     oldest: int | None = None
-    """The version that sampled when it first asked; None before that."""
+    """The version of the weights at its first request; None before that."""
     is_stale: bool = False
-    """True if it was ended because those weights are too old."""
+    """True if it was ended because these weights are too old."""
 
 
 class Attempts:
-    """The attempts of one batch that play now, and how old the weights are that each sampled with.
+    """The attempts of one batch that are playing, and the age of the weights that sampled for them.
 
     Invariant: a token is labelled with the oldest weights that can have sampled it. So a rollout
-    that counts as fresh is fresh; a server that goes on with new weights in the middle of an answer
-    does not say at which token it did. All calls come from the batch's loop.
+    that counts as fresh is fresh, although a server that switches to new weights in the middle of
+    an answer does not report at which token. All calls come from the batch's loop.
 
     Args:
-        version: of the weights that sample; None if nobody counts versions.
-        max_staleness: an attempt whose oldest weights are more versions behind is ended; None ends
-            none.
-        forget: called with the id of each attempt that is over.
+        version: of the weights that sample; None if versions are not counted.
+        max_staleness: an attempt is ended if its oldest weights are more than this many versions
+            old; None: never.
+        forget: called with the id of each attempt that has ended.
     """
 
     def __init__(
@@ -314,7 +317,7 @@ class Attempts:
 
     @contextmanager
     def plays(self, request_id: str) -> Iterator[Attempt]:
-        """Count the running task as an attempt; its requests for samples have this id."""
+        """Count the running task as an attempt, whose requests for samples have this id."""
         task = asyncio.current_task()
         assert task is not None
         attempt = self._playing[request_id] = Attempt(task)
@@ -325,21 +328,21 @@ class Attempts:
             self._forget(request_id)
 
     def asks(self, request_id: str) -> int | None:
-        """Note that an attempt asks for a sample; returns the version of the weights."""
+        """Note that an attempt requests a sample; return the version of the weights."""
         attempt = self._playing.get(request_id)
         if attempt is not None and attempt.oldest is None:
             attempt.oldest = self.version
         return self.version
 
     def labelled(self, sample: Sample, asked: int | None) -> Sample:
-        """Return the sample with the versions of its tokens, unless its sampler has given them."""
+        """Return the sample with the versions of its tokens, unless its sampler has set them."""
         if asked is None or not isinstance(sample, Sample):
             return sample
         streams = {VERSIONS: np.full(len(sample.ids), asked, np.int64), **sample.streams}
         return dataclasses.replace(sample, streams=streams, newest_version=self.version)
 
     def update(self, version: int) -> None:
-        """Note that other weights sample from now on, and end attempts that are too old by then."""
+        """Note that new weights sample from now on, and end attempts that have become too old."""
         self.version = version
         if self._max_staleness is None:
             return

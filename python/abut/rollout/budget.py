@@ -1,4 +1,4 @@
-"""How many tokens a conversation may have, and its next turn."""
+"""Token budgets: how many tokens a conversation and its next turn may have."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,34 +9,34 @@ from abut.rollout.rollout import StopReason
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens a conversation may have; None is no limit."""
+    """How many tokens a conversation may have; None means no limit."""
 
     max_completion_tokens: int | None = None
-    """Behind the prompt, sampled or not."""
+    """The most tokens after the prompt, sampled or not."""
     max_context_tokens: int | None = None
-    """Prompt and completion."""
+    """The most tokens of prompt and completion together."""
     max_turn_tokens: int | None = None
-    """Sampled in one turn."""
+    """The most sampled tokens of one turn."""
 
 
 class Allowance(NamedTuple):
     """How long the next turn may be."""
 
     tokens: int
-    """Less than 1 if there is no next turn; `sys.maxsize` if nothing bounds it."""
+    """Less than 1 if there is no next turn; `sys.maxsize` without a limit."""
     reason: StopReason
     """The limit that would end the conversation."""
 
 
 def budget_of(config: RolloutConfig, holds: int | None) -> Budget:
-    """The budget of one conversation.
+    """Return the budget of one conversation.
 
     Args:
         config: its limits.
-        holds: how many tokens the sampler can hold; None: it does not say.
+        holds: how many tokens the sampler can hold; None if it does not say.
 
     Raises:
-        ValueError: nothing bounds it.
+        ValueError: there is no limit.
     """
     context = config.max_context_tokens
     if holds is not None and (context is None or holds < context):

@@ -14,7 +14,11 @@ def _help(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Limits and policies of rollouts. None means: taken from the trainer or the engine."""
+    """Limits and policies of rollouts.
+
+    Each field has a help text, also for command lines made with `TrlParser`. None means that the
+    value comes from the trainer or the engine.
+    """
 
     max_turns: int | None = _help(
         None,
@@ -65,8 +69,9 @@ class RolloutConfig:
     )
     on_failure: Literal["unscored", "zero", "raise"] = _help(
         "unscored",
-        "What happens to a rollout that failed after its retries: a row without weight (reward "
-        "None), a row with reward 0.0, or an error that stops training.",
+        'The treatment of a rollout that failed after its retries: "unscored" makes a row '
+        'without weight (reward None), "zero" a row with reward 0.0, "raise" stops training with '
+        "an error.",
     )
     max_failed_frac: float = _help(
         0.5, "Share of failed rollouts in a batch above which training stops with an error."
@@ -91,9 +96,9 @@ class RolloutConfig:
     )
     auxiliary: Literal["train", "leave_out"] = _help(
         "train",
-        "Whether auxiliary conversations of an agent are trained. A conversation is auxiliary if "
-        "it has no name, no tools and no history while others of the rollout have tools, such as "
-        "one that writes a title or a summary.",
+        "The treatment of auxiliary conversations of an agent: train them or leave them out. A "
+        "conversation is auxiliary if it has no name, no tools and no history while others of "
+        "the rollout have tools, such as one that writes a title or a summary.",
     )
     streams: tuple[str, ...] = _help(
         (),
@@ -111,7 +116,8 @@ class RolloutConfig:
         """Refuse values that no batch could run with.
 
         Raises:
-            ValueError: names the field, its value and what it may be.
+            ValueError: a field has an invalid value; names the field, its value and the valid
+                values.
         """
         self._require("streams", not isinstance(self.streams, str), "a tuple of names")
         for name in ("max_env_steps", "max_requests"):
@@ -151,7 +157,7 @@ class RolloutConfig:
 
     @property
     def max_env_turns(self) -> int:
-        """Turns of one rollout with an environment."""
+        """The most turns of one rollout with an environment."""
         return _DEFAULT_ENV_TURNS if self.max_turns is None else self.max_turns
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:

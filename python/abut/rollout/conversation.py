@@ -1,9 +1,9 @@
 """One conversation between a policy and its environment or agent, exact to the token.
 
-Invariant: each request to the policy holds everything that was written so far. Sampled tokens stand
-there as they were sampled, and between them only what the processor writes around messages. A
-conversation knows no clock, no thread and no network, so that the engine, a replay and an audit
-play it alike.
+Invariant: each request to the policy holds everything that was written so far. It has sampled
+tokens exactly as they were sampled, and between them only the text that the processor writes around
+messages. A conversation does not use clocks, threads or the network, so the engine, a replay and an
+audit play it in the same way.
 
     conversation.open(messages)               # the prompt
     ids = conversation.request()              # what the engine gets
@@ -53,26 +53,25 @@ class WrittenParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyTurn:
-    """One turn of the policy, and where the conversation stood before it."""
+    """One turn of the policy, and the state of the conversation before it."""
 
     record: TurnRecord
     text: str
-    """All before the token or string that ended the turn, thinking and calls included; `""` where
-    nothing was sampled."""
+    """All text before the end of the turn, with thinking and calls; `""` for an empty sample."""
     seam: Seam
-    """Before the sample."""
+    """The seam before the sample."""
     messages_before: int
-    """How many messages there were when it was sampled."""
+    """The number of messages before the sample."""
     seams_before: int
 
     @property
     def start(self) -> int:
-        """First token of the sample in the trajectory."""
+        """The index of the first token of the sample in the trajectory."""
         return self.record.start
 
     @property
     def end(self) -> int:
-        """Behind its last token."""
+        """The index after the last token of the sample."""
         return self.record.end
 
 
@@ -81,15 +80,15 @@ class Conversation:
 
     Attributes:
         trajectory: its tokens.
-        stop_token_ids: end a turn.
-        budget: its limits, which may change from turn to turn.
-        messages: all of them, the policy's own turns with their text as it was sampled.
-        turns: those of the policy.
+        stop_token_ids: the tokens that end a turn.
+        budget: the limits, which may change from turn to turn.
+        messages: all messages; the policy's turns with their text as it was sampled.
+        turns: the turns of the policy.
         seams: the kind of each seam, and whether it is exact.
-        images: those that are written, in order, and where their tokens are.
-        never_token_ids: must not be sampled, because they stand for images.
+        images: the written images in order, and the positions of their tokens.
+        never_token_ids: tokens that must not be sampled, because they stand for images.
         control_spellings: how often users, tools and the environment have spelled each control
-            token; no spelling became one.
+            token; a spelling never becomes a control token.
     """
 
     def __init__(
@@ -106,8 +105,8 @@ class Conversation:
         Args:
             tokenizer: makes the tokens.
             processor: writes the messages, and the scaffold around them.
-            stop_token_ids: end a turn; None takes those of the processor.
-            budget: None sets no limit.
+            stop_token_ids: tokens that end a turn; None: those of the processor.
+            budget: the limits; None: no limits.
             streams: see `RolloutConfig.streams`.
         """
         self._tokenizer = tokenizer
@@ -132,14 +131,14 @@ class Conversation:
         self._stops: list[int] = []  # where in it are stop tokens
 
     def note(self, messages: Sequence[Message], parts: Sequence[Part] = ()) -> None:
-        """Keep messages without writing them; a later `open` or `reply` does.
+        """Keep messages without writing them; a later `open` or `reply` writes them.
 
-        An environment's last messages are never written: TRL tells by the last token of a row
-        whether the row was cut, so it has to end on a sampled token.
+        An environment's last messages are never written: a row must end with a sampled token,
+        because TRL decides by the last token whether the row was cut.
 
         Args:
             messages: to keep.
-            parts: the parts that are about to be written of them.
+            parts: the parts that will be written of them.
 
         Raises:
             ImageError: a message has an image that cannot be read.
@@ -161,7 +160,7 @@ class Conversation:
         """Write the prompt: the messages so far.
 
         Raises:
-            TemplateError: the processor refuses the messages; the conversation stays as it was.
+            TemplateError: the processor refuses the messages; the conversation does not change.
         """
         opening = self._processor.opening([*self.messages, *messages])
         self.note(messages)
@@ -170,9 +169,9 @@ class Conversation:
         return written
 
     def is_quick(self, *, ids: Ids = (), messages: Sequence[Message] = ()) -> bool:
-        """Return whether it takes well under a millisecond to hear `ids` or reply `messages`.
+        """Return whether `hear(ids)` or `reply(messages)` takes well under a millisecond.
 
-        That is known where no code but abut's runs, and the processor has seen such messages.
+        This is known if only abut's own code runs and the processor has seen such messages.
         """
         if self._quick is None or len(ids) > _QUICK_TOKENS:
             return False
@@ -190,10 +189,10 @@ class Conversation:
         return _QUICK_CHARS[self._tokenizer.profile()["encoder"]]
 
     def request(self) -> NDArray[np.int64]:
-        """Return the ids that the engine gets: `(T,)` int64, read-only; nothing changes them later.
+        """Return the ids that the engine gets: `(T,)` int64, read-only; they never change later.
 
         Raises:
-            TrajectoryError: messages were noted and not written, so the policy would not see them.
+            TrajectoryError: messages were noted but not written, so the policy would not see them.
         """
         self._require_written()
         return self.trajectory.request()
@@ -209,10 +208,10 @@ class Conversation:
         messages: Callable[[], Sequence[Message]] = list,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> SampleRequest:
-        """Return the request for its next turn, whose arguments are those of `SampleRequest`.
+        """Return the request for the next turn; the arguments go to `SampleRequest`.
 
         Raises:
-            TrajectoryError: as `request`.
+            TrajectoryError: as for `request`.
         """
         return SampleRequest(
             self.request(),
@@ -231,10 +230,10 @@ class Conversation:
         )
 
     def ids_of(self, message: Message) -> NDArray[np.int64]:
-        """Return the ids of a turn as the processor writes it; nothing is written here.
+        """Return the ids of a turn as the processor would write it; nothing is written here.
 
         Raises:
-            TemplateError: the processor writes no turns, or not this one.
+            TemplateError: the processor cannot write turns, or not this one.
         """
         if not isinstance(writer := self._processor, TurnWritingProcessor):
             raise TemplateError(
@@ -263,14 +262,14 @@ class Conversation:
         """Write the sample for the last request.
 
         Args:
-            ids: `(T,)`, verbatim. If it is empty, the policy said nothing and has no message.
+            ids: `(T,)`, verbatim. If it is empty, no message is added.
             logprobs: `(T,)`, nats.
-            stop_string: the one on which the sample ended.
+            stop_string: the stop string that ended the sample, if one did.
 
         Raises:
-            TrajectoryError: the sample cannot be one for that request.
-            SamplerError: a token stands for an image; or the stop string is not in its text, and
-                the conversation is over.
+            TrajectoryError: the sample does not fit the request.
+            SamplerError: a token stands for an image, or the text does not have the stop string.
+                The conversation cannot continue after this.
         """
         self._require_written()
         if self.never_token_ids and (drawn := positions_of(ids, self.never_token_ids)):
@@ -294,14 +293,14 @@ class Conversation:
         return turn
 
     def action(self, turn: PolicyTurn) -> str:
-        """Return the part of a turn that its environment gets: all but its thinking."""
+        """Return the part of a turn that its environment gets: the text without thinking."""
         thinking, action = self._processor.parse_agent_output(turn.text)
         if thinking:
             turn.record.spoken = {"reasoning_content": thinking, "content": str(action)}
         return action
 
     def reply(self, messages: Sequence[Message] = ()) -> WrittenParts:
-        """Write the answer to the policy's last turn: what is missing at its end, and messages.
+        """Write the reply to the policy's last turn: the missing end of the turn, and messages.
 
         Messages that were only noted since that turn are written first.
 
@@ -319,16 +318,16 @@ class Conversation:
         return self._write(increment, "env")
 
     def end_turn(self, messages: Sequence[Message]) -> WrittenParts | None:
-        """Write what is missing at the end of the last turn before `messages`; None if nothing is.
+        """Write the missing end of the last turn before `messages`; None if it is complete.
 
-        The end is missing if the turn was cut by length, or ended on another stop token than the
+        The end is missing if the turn was cut by length, or ended with a stop token other than the
         template's.
         """
         closing = self._closing(messages)
         return self._write(closing, "close") if closing else None
 
     def say(self, messages: Sequence[Message]) -> WrittenParts:
-        """Write messages behind an ended turn, with the prompt for the next one.
+        """Write messages after an ended turn, with the prompt for the next one.
 
         Unlike `reply`, it does not keep them in `messages`.
         """
@@ -339,7 +338,7 @@ class Conversation:
     def fork(self, at: int) -> Self:
         """Return another conversation that is the same up to token `at`, see `Trajectory.fork`.
 
-        Its messages and counts leave out everything behind that token.
+        Its messages and counts leave out everything after that token.
         """
         other = type(self)(
             self._tokenizer,
@@ -373,12 +372,11 @@ class Conversation:
         if missing := len(self.messages) - self._written:
             raise TrajectoryError(
                 f"{missing} of {len(self.messages)} messages are not written yet, so the policy "
-                "would not see them\n"
-                "hint: call open() or reply() first"
+                "would not see them\nhint: call open() or reply() first"
             )
 
     def _closing(self, messages: Sequence[Message]) -> list[Part]:
-        """Return the parts that are missing at the end of the last turn."""
+        """Return the missing parts at the end of the last turn."""
         return end_of_turn(
             self._processor, self._tokenizer, self._sampled, messages, stops=self._stops
         )

@@ -1,7 +1,8 @@
 """The engine: many rollouts at once, each at its own pace.
 
-Environments run on worker threads (async ones on a loop of their own), a model in this process on
-the thread that called `run`. A slow or failing environment costs at most its own rollout.
+Environments run on worker threads (asynchronous ones on their own event loop), a model in this
+process on the thread that called `run`. A slow or failing environment loses at most its own
+rollout.
 
     Engine.play or .stream   a batch is opened, and judged or handed over
     └ Batch.run              its loop and its sampler; this thread samples, or waits
@@ -37,7 +38,7 @@ _INTERRUPTED_S = 5.0
     hint="send its tokenizer, processor and config, and make the engine there",
 )
 class Engine:
-    """Plays rollouts. One engine runs one batch at a time."""
+    """Plays rollouts, one batch at a time."""
 
     def __init__(
         self,
@@ -50,16 +51,17 @@ class Engine:
         progress: bool = False,
         watch: Callable[[SampleRequest], None] | None = None,
     ) -> None:
-        """Take what is the same for all batches.
+        """Set everything that is the same for all batches.
 
         Args:
             tokenizer: makes the tokens.
             processor: writes the conversations of tasks that have no processor of their own.
             sampler: draws the turns.
-            config: limits and policies. No trainer replaces a None here, so it must have
-                `max_completion_tokens` or `max_context_tokens`, unless the sampler has a limit.
-            stop_token_ids: end a turn, besides those of the processor.
-            progress: show a bar.
+            config: limits and policies. Without a trainer a None is not replaced, so the config
+                must have `max_completion_tokens` or `max_context_tokens`, unless the sampler has a
+                limit.
+            stop_token_ids: tokens that end a turn, besides those of the processor.
+            progress: whether to show a progress bar.
             watch: gets each request before it is sampled, on the loop of the batch.
         """
         self.tokenizer = tokenizer
@@ -76,18 +78,18 @@ class Engine:
         *,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:
-        """Play all tasks, and judge what failed of them; blocks.
+        """Play all tasks, and raise if too many of them failed; blocks.
 
         Args:
-            tasks: what each rollout starts from.
-            on_rollout: gets every rollout that ended, in order, also where this call raises.
+            tasks: one for each rollout.
+            on_rollout: called with every rollout that has ended, in order, even if `run` raises.
 
         Returns:
-            one rollout for each task, in order.
+            One rollout for each task, in order.
 
         Raises:
-            RolloutError: as `play`, or more failed than `max_failed_frac` allows.
-            SamplerError, ValueError: as `play`.
+            RolloutError: as for `play`, or more rollouts failed than `max_failed_frac` allows.
+            SamplerError, ValueError: as for `play`.
         """
         rollouts, failures = self.play(tasks, on_rollout=on_rollout)
         failures.judge([failures.tally(rollouts)], self.config.max_failed_frac)
@@ -100,7 +102,7 @@ class Engine:
         on_rollout: Callable[[Rollout], None] | None = None,
         finishing: Finishing | None = None,
     ) -> tuple[list[Rollout], Failures]:
-        """Play all tasks, as `run`, and leave what failed to the caller's judgement.
+        """Play all tasks like `run`, but leave it to the caller to judge failures.
 
         Args:
             tasks: as in `run`.
@@ -108,11 +110,11 @@ class Engine:
             finishing: see `Stream`.
 
         Raises:
-            RolloutError: a rollout failed with `on_failure="raise"`; or the batch before was
+            RolloutError: a rollout failed with `on_failure="raise"`; or the previous batch was
                 interrupted and has not ended.
             SamplerError: the sampler failed.
-            ValueError: no limit bounds a rollout, or synchronous environments need more threads
-                than there may be.
+            ValueError: a rollout has no token limit, or synchronous environments need more threads
+                than the process may have.
         """
         played: list[Rollout] = []
         ended: list[Rollout] = []
@@ -147,27 +149,27 @@ class Engine:
     def stream(self, stream: Stream) -> None:
         """Play groups of tasks one after the other, as slots get free, until it is stopped; blocks.
 
-        The continuous mode: nothing waits for the slowest of a batch. All else is as in `play`,
-        but what is played is handed over group by group, and no rollout is kept.
+        In this continuous mode no rollout waits for the slowest of a batch. Otherwise it is like
+        `play`, but rollouts are delivered group by group and are not kept.
 
         Args:
             stream: has the tasks, and takes the groups; it plays once.
 
         Raises:
             RolloutError: a rollout failed with `on_failure="raise"`, more failed than
-                `max_failed_frac` allows, or the batch before was interrupted and has not ended.
+                `max_failed_frac` allows, or the previous batch was interrupted and has not ended.
             SamplerError: the sampler failed.
-            ValueError: as `play`.
+            ValueError: as for `play`.
         """
         self._play(stream, self.config.max_rollouts or stream.at_once)
 
     @property
     def budget(self) -> Budget:
-        """The budget of a conversation, by the config and by what the sampler can hold."""
+        """The budget of a conversation, from the config and the sampler's context length."""
         return budget_of(self.config, EngineSampler(self._parts.sampler).max_context_tokens)
 
     def _play(self, stream: Stream, at_once: int, on: LoopTasks | None = None) -> Batch:
-        """Play a stream as one batch; returns that when it has ended."""
+        """Play a stream as one batch; return the batch when it has ended."""
         self._wait_for_interrupted()
         batch = self._unended = Batch(
             self._parts, at_once, version=stream.version, max_staleness=stream.max_staleness
@@ -181,7 +183,7 @@ class Engine:
         return batch
 
     def _wait_for_interrupted(self) -> None:
-        """Two batches share the sampler and what it has open, so the one before must have ended."""
+        """Wait for an interrupted batch, because two batches would share the sampler."""
         if self._unended is not None and not self._unended.has_ended(_INTERRUPTED_S):
             raise RolloutError(
                 "the previous batch was interrupted, but its rollouts have not ended after "

@@ -1,14 +1,14 @@
-"""Where asynchronous environments and agents run, and how environments are closed.
+"""The event loops of asynchronous environments and agents, and the closing of environments.
 
-They share one event loop, and each that blocks it gets a loop of its own.
+They share one event loop; a class that blocks it gets its own loop.
 
-Invariant: an attempt stays on the loop on which it began, because what its environment has open
-belongs to that loop. A class of environments that has blocked a loop shares none with others from
-its next attempt on. Closing happens in the background: an environment that fails or hangs there
-fails no rollout, and costs a batch a few seconds once.
+Invariant: an attempt stays on the loop on which it began, because the connections of its
+environment belong to that loop. A class of environments that has blocked a loop shares no loop with
+others from its next attempt on. Closing happens in the background: an environment that fails or
+hangs while closing does not fail a rollout, and delays a batch by a few seconds once.
 
-An agent that blocks stays where it is until it blocks beyond its own deadline: agents usually share
-one client between rollouts, and the client's connections belong to the loop.
+An agent that blocks keeps its loop until it blocks beyond its own deadline, because agents usually
+share one client between rollouts, and the client's connections belong to the loop.
 """
 
 import logging
@@ -45,30 +45,30 @@ class EnvLoops:
         self._lock = threading.RLock()
         self._shared: WatchedLoop | None = None
         self._others = False
-        """True if reward functions have used the shared loop, too."""
+        """True if reward functions have also used the shared loop."""
         self._kinds = WeakSet[Any]()
         """The kinds that have used the shared loop."""
         self._agents = WeakSet[Any]()
         """The kinds that are agents."""
         self._told = WeakSet[Any]()
-        """The kinds that a warning was logged about."""
+        """The kinds about which a warning was logged."""
         self._own = WeakKeyDictionary[Any, WatchedLoop | None]()
         """The loop of each kind that has blocked one; None: made when it is needed."""
         self._lost: list[WatchedLoop] = []
-        """Loops that a call may block for ever, ended with the batch."""
+        """Loops that a call may block forever, ended with the batch."""
 
     def open(self) -> WatchedLoop:
-        """Start the loop that all share, and return it."""
+        """Start the shared loop, and return it."""
         with self._lock:
             self._others = True
             return self._open_shared()
 
     def of(self, kind: Any, name: str, *, is_agent: bool = False) -> WatchedLoop:
-        """Return the loop on which the next attempt begins, running.
+        """Return the running loop on which the next attempt begins.
 
         Args:
-            kind: an environment's class, or what stands for an agent.
-            name: names the thread, where it has a loop of its own.
+            kind: an environment's class, or an object that represents an agent.
+            name: the name of the thread, if the kind has its own loop.
             is_agent: whether it is an agent.
         """
         with self._lock:
@@ -82,7 +82,7 @@ class EnvLoops:
             return loop
 
     def close(self, seconds: float) -> None:
-        """Pause the loops; one that is blocked is replaced."""
+        """Pause the loops; a blocked loop is replaced."""
         with self._lock:
             loops = [self._shared, *self._own.values()]
             lost, self._lost = self._lost, []
@@ -105,7 +105,7 @@ class EnvLoops:
         return WatchedLoop(name, _weakly(self._blocked), _weakly(self._lose))
 
     def _lose(self, watch: LoopWatch) -> None:
-        """Begin nothing more on a loop that may be blocked for ever."""
+        """Stop using a loop that may be blocked forever."""
         with self._lock:
             for loop in (self._shared, *self._own.values()):
                 if loop is not None and loop.watch is watch:
@@ -142,7 +142,7 @@ class EnvLoops:
         )
 
     def _move(self, kind: Any) -> None:
-        """Have the next attempts of this kind begin on a loop of its own."""
+        """Make the next attempts of this kind begin on their own loop."""
         # Alone on its loop it can stay there, with the clients that it keeps.
         is_alone = not self._others and set(self._kinds) == {kind}
         self._own[kind] = self._shared if is_alone else None
@@ -161,11 +161,11 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class EnvClosing:
-    """The environments of one batch that are being closed, and how long they are waited for.
+    """The environments of one batch that are being closed, and how long to wait for them.
 
     Attributes:
         hangs: whether `close` of some environment has not returned.
-        interrupted: whether waits have to be short, after a Ctrl-C.
+        interrupted: whether waits must be short, after a Ctrl-C.
         gives_up: whether the batch is ending its rollouts.
     """
 
@@ -179,17 +179,17 @@ class EnvClosing:
         self._forget_at = _FORGET
 
     def on_thread(self, thread: CallQueue, env: Any, *, keep: bool, hangs: bool) -> None:
-        """Close an environment, if there is one, on its thread; give that back unless `keep`.
+        """Close an environment on its thread, if there is one; give the thread back unless `keep`.
 
-        This happens in the background, behind a call that still runs, and its errors fail no
-        rollout. An environment that `hangs` is not waited for, because nobody knows when its call
-        returns. If the batch gives up, the call was only cancelled, and may return soon.
+        This happens in the background, after a call that still runs, and errors do not fail a
+        rollout. abut does not wait for an environment that `hangs`, because its call may never
+        return. If the batch gives up, the call was only cancelled and may return soon.
         """
         closed = thread.submit(lambda: close_env(env), last=not keep)
         self._note(self._hanging if hangs and not self.gives_up else self._closing, closed)
 
     def on_loop(self, env: Any, loop: WatchedLoop | None) -> None:
-        """Close an asynchronous environment in the background, on its loop where it has begun."""
+        """Close an asynchronous environment in the background, on its loop if it began there."""
         cls = type(env)
         loop = loop or self._env_loops.of(cls, cls.__name__)
         loop.open()
@@ -197,7 +197,7 @@ class EnvClosing:
         self._note(self._closing, closed)
 
     def wait(self) -> None:
-        """Give environments time to close. Once some hang, every later batch waits only briefly."""
+        """Give environments time to close; after some hang, later batches wait only briefly."""
         brief = self.interrupted or self.hangs
         seconds = INTERRUPTED_CLOSE_S if brief else _CLOSE_S
         try:
@@ -230,7 +230,7 @@ class EnvClosing:
             )
 
     def close_loop(self) -> None:
-        """Pause the loops of environments."""
+        """Pause the event loops of environments."""
         self._env_loops.close(INTERRUPTED_CLOSE_S if self.interrupted else _CLOSE_LOOP_S)
 
     def _note(self, futures: list[Future[Any]], closed: Future[Any]) -> None:

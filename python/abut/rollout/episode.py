@@ -1,11 +1,11 @@
-"""A rollout: attempts until one succeeds, each with an environment, a conversation and turns.
+"""Plays a rollout: attempts until one succeeds, each with a fresh environment.
 
-Messages are written on the thread of a synchronous environment, so that a turn crosses over to it
-once and comes back once. For an asynchronous environment the loop of the batch writes them where
-that is quick, because handing over to a thread costs more than a short reply; otherwise a thread
-does, because every rollout waits for that loop.
+Messages of a synchronous environment are written on its thread, so that each turn switches threads
+only twice. For an asynchronous environment the batch's loop writes short messages itself, because
+switching to a thread costs more than that; longer ones are written on a thread, because every
+rollout waits for that loop.
 
-An attempt that timed out is dropped whole, so nobody sees what its thread still does to it.
+An attempt that timed out is dropped completely, so later changes by its thread have no effect.
 """
 
 import asyncio
@@ -76,12 +76,12 @@ class Episode:
         """Play the episode to its end.
 
         Args:
-            clock: the deadline of the attempt; it stands still while a model in this process
-                samples, and while the rollout waits in line for an environment, because both take
-                as long as all other rollouts do.
+            clock: the deadline of the attempt; paused while a model in this process samples, and
+                while the rollout waits for an environment, because both depend on all other
+                rollouts.
 
         Raises:
-            EnvError: the environment failed; the episode may be tried again on a fresh one.
+            EnvError: the environment failed; the episode may be retried with a fresh one.
             SamplerError: the sampler failed; training must stop.
         """
         if (pool := self._task.pool) is not None:
@@ -103,15 +103,15 @@ class Episode:
 
     @property
     def may_have_clashed(self) -> bool:
-        """Return whether others may be to blame: they forked, or blocked its environment's loop."""
+        """Return whether others may have caused a failure: they forked, or blocked its loop."""
         return self._env.may_have_clashed
 
     def spared_s(self) -> float:
-        """The seconds that do not count, because others blocked its environment's loop."""
+        """The seconds that do not count for its deadline, because others blocked its loop."""
         return self._env.spared_s()
 
     def where(self) -> str:
-        """The line of its environment that takes so long, for errors."""
+        """The line that its environment is executing, for errors."""
         return self._env.where("step")
 
     def as_failed(self, error: str) -> Rollout:
@@ -140,13 +140,13 @@ class Episode:
             raise self._env.unwritable("reset", error, said) from error
 
     async def _turn(self, clock: TimeLimit) -> bool:
-        """Play one turn; returns whether the episode is over."""
+        """Play one turn; return whether the episode is over."""
         sample, generate_s = await self._sample(clock)
         timeout_s = self._config.step_timeout_s
         return await self._within("step", timeout_s, lambda: self._step(sample, generate_s))
 
     async def _sample(self, clock: TimeLimit) -> tuple[Sample, float]:
-        """Sample one turn; returns what was sampled, and the seconds that it took."""
+        """Sample one turn; return the sample and the seconds that it took."""
         left, reason = self._allowance()
         turn = len(self.rollout.turns)
         request = self._conversation.sample_request(
@@ -184,7 +184,7 @@ class Episode:
             ) from None
 
     async def _step(self, sample: Sample, generate_s: float) -> bool:
-        """Hand the sample to the environment; returns whether the episode is over."""
+        """Pass the sample to the environment; return whether the episode is over."""
 
         def hear() -> str | None:
             return self._hear(sample, generate_s)
@@ -200,11 +200,14 @@ class Episode:
         return await self._write(quick, lambda: self._answer(answer))
 
     async def _write(self, quick: bool, write: Callable[[], T]) -> T:
-        """Call `write` here if it is quick, else on a thread, because every rollout waits here."""
+        """Call `write` here if it is quick, otherwise on a thread.
+
+        All rollouts share this loop, so slow work here would delay all of them.
+        """
         return write() if quick else await THREADS.ask(write)
 
     def _hear(self, sample: Sample, generate_s: float) -> str | None:
-        """Write the sample; return the action, or None where nothing was sampled."""
+        """Write the sample; return the action, or None for an empty sample."""
         rollout_id = self._task.rollout_id
         try:
             turn = self._conversation.hear(
@@ -227,7 +230,7 @@ class Episode:
         return action
 
     def _answer(self, answer: Answer) -> bool:
-        """Write the env's reply; returns whether the episode is over."""
+        """Write the environment's reply; return whether the episode is over."""
         turn = self.rollout.turns[-1]
         turn.env_s, turn.reward = answer.seconds, answer.reward
         self._conversation.note(answer.messages)
@@ -253,7 +256,7 @@ class Episode:
         return self._conversation.allowance
 
     async def _score(self) -> None:
-        """Let an env that scores whole episodes do so, whatever ended this one."""
+        """Let an environment that scores whole episodes score this one, however it ended."""
         # An empty sample took no step.
         stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
         if not self._env.scores_episode or not stepped:
@@ -285,7 +288,7 @@ class Episode:
         return rollout
 
     async def _within(self, what: str, timeout_s: float, call: Callable[[], Awaitable[T]]) -> T:
-        """Call it in one of the slots for environments; the wait for the slot is not counted."""
+        """Make a call in one of the slots for environments; waiting for a slot does not count."""
         slots = self._batch.env_slots
         await slots.take(len(self.rollout.turns))
         try:
@@ -302,10 +305,10 @@ class Episode:
 
 
 async def play_rollout(batch: Batch, task: RolloutTask) -> Rollout:
-    """Play one rollout: whole episodes until one succeeds or the retries are used up.
+    """Play one rollout: complete episodes until one succeeds or the retries are used up.
 
     Raises:
-        EnvError: the extras of its environment have the name of another column.
+        EnvError: an extra of its environment has the name of another column.
     """
     began = time.monotonic()
     errors: list[str] = []
@@ -378,7 +381,7 @@ def _failed(batch: Batch, episode: AnyEpisode, number: int, error: Exception) ->
 
 
 def sample_seed(seed: int, task: RolloutTask, attempt: int, turn: int) -> int:
-    """Return the seed of one turn: the same for the same config, task and attempt."""
+    """Return the seed of one turn: equal for equal config, task and attempt."""
     key = task.rollout_id if task.sample_key is None else task.sample_key
     parts = f"{seed}/{key}/{attempt}/{turn}"
     digest = hashlib.blake2b(parts.encode(), digest_size=8).digest()
@@ -393,5 +396,5 @@ def _spoken(
 
 
 def _empty_turn() -> Message:
-    """Return an empty user turn: an environment may have nothing to say, and that is no failure."""
+    """Return an empty user turn: an environment that replies with nothing has not failed."""
     return {"role": "user", "content": ""}

@@ -1,8 +1,8 @@
 """The failures of a batch, counted by kind and judged as a whole.
 
-One failed rollout is data: its record has the error and the traceback, and so has the log. A batch
-in which more than `max_failed_frac` failed is an error, with a histogram of the errors. Errors that
-differ only in numbers, addresses or ids are of one kind.
+One failed rollout is data: its record and the log have the error and the traceback. A batch in
+which more than `max_failed_frac` failed is an error, with a histogram of the errors. Errors that
+differ only in numbers, addresses or ids are of the same kind.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Failures:
     """The failures of one batch.
 
     Args:
-        logged: the kinds that were logged in full, in the batches before as well.
+        logged: the kinds that were logged in full, including those of earlier batches.
     """
 
     def __init__(self, logged: set[str]) -> None:
@@ -40,14 +40,14 @@ class Failures:
         self._lost: dict[str, str] = {}
 
     def next(self) -> "Failures":
-        """Return an empty count for the rollouts that are judged next. What was logged stays so."""
+        """Return an empty count for the next rollouts; it remembers what was logged."""
         return Failures(self._logged)
 
     def note(self, error: Exception, rollout_id: str, attempt: int) -> tuple[str, str]:
         """Log the error of an attempt, the first of a kind as a warning.
 
         Returns:
-            its text, and its traceback.
+            Its text, and its traceback.
         """
         text = text_of(error)
         trace = getattr(error, "trace", "") or trace_of(error, own=True)
@@ -59,11 +59,11 @@ class Failures:
         return text, trace
 
     def lose(self, rollout_id: str, text: str) -> None:
-        """Count a rollout that did not fail like one that did, because a part of it was lost.
+        """Count a rollout as failed, although it did not fail, because a part of it was lost.
 
         Args:
             rollout_id: of the rollout.
-            text: what was lost, and why; the first of a kind is logged as a warning.
+            text: the part that was lost, and why; the first of a kind is logged as a warning.
         """
         self._lost[rollout_id] = text
         level, more = self._level(text, "\nFurther errors of this kind are logged at level DEBUG.")
@@ -82,7 +82,7 @@ class Failures:
         return self._causes.get(kind_of_error(error or ""))
 
     def tally(self, rollouts: Sequence[Rollout]) -> "Tally":
-        """Count the failures among all rollouts that were played, and what was lost of others."""
+        """Count the failed rollouts, and those of which a part was lost."""
         errors = [
             rollout.error or "" if rollout.failed else self._lost[rollout.rollout_id]
             for rollout in rollouts
@@ -100,11 +100,11 @@ class Failures:
 
         Args:
             tallies: one for each rank that has played a part of the batch.
-            max_failed_frac: the largest share that does not raise.
-            logs: whether to log the warning; of several ranks, one does.
+            max_failed_frac: the largest share of failures that does not raise.
+            logs: whether to log the warning; only one of several ranks does.
 
         Raises:
-            RolloutError: more failed than may; its cause is the first of the most frequent kind.
+            RolloutError: too many failed; its cause is the first error of the most frequent kind.
         """
         kinds: Counter[str] = Counter()
         shown: dict[str, str] = {}
@@ -132,12 +132,12 @@ class Failures:
 
 @dataclass(frozen=True)
 class Tally:
-    """The failures of one rank, as it tells them to the others.
+    """The failures of one rank, in the form that ranks exchange.
 
     Attributes:
         rollouts: how many were played.
         kinds: how many rollouts failed of each kind.
-        shown: the text of each kind: that of its errors if they are equal, else the kind.
+        shown: the text of each kind: the error text if all are equal, otherwise the kind.
         hints: what to do about each kind.
     """
 
@@ -148,12 +148,12 @@ class Tally:
 
 
 def kind_of_error(error: str) -> str:
-    """Return the kind of an error: its first line, without what differs each time."""
+    """Return the kind of an error: its first line, without numbers, addresses and ids."""
     return _ANY.sub("…", error.partition("\n")[0])
 
 
 def _shown(kind: str, errors: Sequence[str]) -> str:
-    """Return the text of a kind: that of its errors if they are equal, else the kind."""
+    """Return the text of a kind: the error text if all are equal, otherwise the kind."""
     texts = {error.partition("\n")[0] for error in errors if kind_of_error(error) == kind}
     return texts.pop() if len(texts) == 1 else kind
 

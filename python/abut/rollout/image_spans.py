@@ -1,4 +1,4 @@
-"""The images of a conversation, and where their tokens are.
+"""The images of a conversation, and the positions of their tokens.
 
 Invariant: in a row there are as many media tokens as its images have features, in order. Media
 tokens are never sampled and later text never moves them, so only newly written ids are searched.
@@ -20,13 +20,13 @@ def written_images(
     """Return the images in parts that were just written.
 
     Args:
-        parts: as they were written.
-        seam: what writing them returned.
-        before: the length of the trajectory before, in tokens.
-        media_token_ids: stand for features of images.
+        parts: the parts that were written.
+        seam: the result of writing them.
+        before: the length of the trajectory before that, in tokens.
+        media_token_ids: tokens that stand for features of images.
 
     Raises:
-        TrajectoryError: the ids have not as many media tokens as the images have features.
+        TrajectoryError: the number of media tokens is not the number of the images' features.
     """
     images = [part for part in parts if isinstance(part, Expansion)]
     ids = seam.ids
@@ -51,5 +51,5 @@ def written_images(
 
 
 def images_before(images: Sequence[ImageSpan], at: int) -> list[ImageSpan]:
-    """Return the images that end at token `at` or before it: those of a row that ends there."""
+    """Return the images that end at or before token `at`: the images of a row that ends there."""
     return [span for span in images if span.end <= at]

@@ -1,11 +1,11 @@
-"""The environment of one attempt, and where its code runs.
+"""The environment of one attempt, and the threads and loops on which its code runs.
 
-- A synchronous environment has a thread of its own: it is made, called, looked at and closed there.
-- An asynchronous one is made on some thread, and then called and looked at on the loop that
-  asynchronous environments share, on that of its class where the class has blocked the shared one,
-  or on one that it brings.
+- A synchronous environment has its own thread: it is made, called, read and closed there.
+- An asynchronous environment is made on some thread, and then called and read on an event loop: the
+  shared loop, the loop of its class if the class has blocked the shared one, or a loop that it
+  brings along.
 
-Invariant: none of its code runs on the loop of the batch, and whatever it raises is an `EnvError`.
+Invariant: its code never runs on the loop of the batch, and whatever it raises is an `EnvError`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from abut.rollout.batch import Batch
 T = TypeVar("T")
 
 _CALLERS = (Path(__file__), Path(guarded.__file__))
-"""Our files that call an environment."""
+"""The files of abut that call an environment."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     alive: bool
     reward: float | None
     seconds: float
-    """Of the step."""
+    """The seconds that the step took."""
 
 
 class LiveEnv:
@@ -64,7 +64,7 @@ class LiveEnv:
         self._claimed: Any = None
         self._scores_episode = False
         self._calls: CallQueue | None = None
-        """The calls on the thread on which it is made; it stays there if it is synchronous."""
+        """The calls on the thread on which it is made; a synchronous environment stays there."""
         self._call: asyncio.Future[Any] | None = None
         """The last call on that thread."""
         self._turn: CallTurn | None = None
@@ -72,11 +72,11 @@ class LiveEnv:
         self._loop: WatchedLoop | None = None
         """The loop of an asynchronous environment, from its reset on."""
         self._stood_before_s = 0.0
-        """How long that loop had stood still before the reset."""
+        """How long that loop had been blocked before the reset."""
         self._watched: WatchedCall[Any] | None = None
         """The last call on that loop."""
         self._blocked_s = 0.0
-        """How long the calls before it have blocked the loop."""
+        """How long its earlier calls have blocked the loop."""
         self._keeps_thread = False
         self._lock = threading.Lock()
         self._over = False
@@ -89,12 +89,12 @@ class LiveEnv:
         return getattr(self._task.source, "__name__", "the environment")
 
     def waited_s(self) -> float:
-        """How long others have held up its last call: they fork, or they block its loop."""
+        """How long others have delayed its last call, by forking or by blocking its loop."""
         blocked = 0.0 if self._watched is None else self._watched.spared_s()
         return blocked + (0.0 if self._turn is None else self._turn.waited_s)
 
     def spared_s(self) -> float:
-        """How long its loop has stood still because of others since its reset."""
+        """How long others have blocked its loop since its reset."""
         if self._loop is None:
             return 0.0
         stood_s = self._loop.watch.stood_s()  # first: what is blamed on a call is counted there
@@ -103,14 +103,14 @@ class LiveEnv:
 
     @property
     def held_up_by(self) -> str:
-        """Return the text that an error adds if another call blocks its loop for good."""
+        """Return the text that an error adds if another call blocks its loop permanently."""
         return "" if self._watched is None else self._watched.blamed
 
     @property
     def may_have_clashed(self) -> bool:
-        """Return whether its last call need not be to blame for a failure.
+        """Return whether something other than its last call may have caused a failure.
 
-        Others of its class forked meanwhile, or another class blocks its loop for good.
+        Others of its class forked meanwhile, or another class blocks its loop permanently.
         """
         if self._watched is not None and self._watched.is_held_up:
             return True
@@ -123,7 +123,7 @@ class LiveEnv:
 
     @property
     def scores_episode(self) -> bool:
-        """True if it scores the whole episode; known once it took a step."""
+        """True if it scores whole episodes; known after its first step."""
         return self._scores_episode
 
     @property
@@ -149,9 +149,9 @@ class LiveEnv:
         `begin` gets its first messages, on a thread.
 
         Raises:
-            EnvError: it failed.
-            ValueError: it is synchronous, and so many at once need too many threads; or `reset`
-                takes a column that the row does not have.
+            EnvError: the environment failed.
+            ValueError: the environment is synchronous, and that many at once need too many threads;
+                or `reset` takes a column that the row does not have.
         """
         if self._calls is None:
             self._calls = THREADS.call_queue()
@@ -166,11 +166,11 @@ class LiveEnv:
     ) -> Awaitable[T | None]:
         """Step a synchronous environment: `before` returns the action, `after` gets the answer.
 
-        All three run on its thread, so that a step crosses over once and comes back once. Returns
-        what `after` returns; None if there was no action, and so no step.
+        All three run on its thread, so that a step switches threads only twice. Return the result
+        of `after`; None if there was no action and so no step.
 
         Raises:
-            EnvError: it failed.
+            EnvError: the environment failed.
         """
 
         def step() -> T | None:
@@ -186,15 +186,15 @@ class LiveEnv:
         """Step an asynchronous environment.
 
         Raises:
-            EnvError: it failed.
+            EnvError: the environment failed.
         """
         return self._on_loop("step", self._answered, action)
 
     def score_episode(self, messages: list[Message]) -> Awaitable[float | None]:
-        """Show it the whole episode, and ask for its reward.
+        """Pass it the whole episode, and return its reward.
 
         Raises:
-            EnvError: it failed.
+            EnvError: the environment failed.
         """
 
         def score() -> float | None:
@@ -207,7 +207,7 @@ class LiveEnv:
         )
 
     def where(self, method: str) -> str:
-        """Return the line at which its thread is in this call, or else where the method begins."""
+        """Return the line that its thread is executing, or else where the method begins."""
         if (at := stands_at(self._calls, behind=_CALLERS)) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
@@ -220,8 +220,8 @@ class LiveEnv:
         """Return the error of a reply that the template cannot write.
 
         A role that no template knows is the environment's mistake, and so is an image that the
-        template does not write. Any other message may be fine, and the template too narrow, so the
-        template's error is returned as it is.
+        template does not write. Any other message may be fine and the template too narrow, so the
+        template's error is returned unchanged.
         """
         strange = [m["role"] for m in messages if m["role"] not in _ROLES]
         pictured = [m["role"] for m in messages if images_of(m.get("content"))]
@@ -242,7 +242,7 @@ class LiveEnv:
         )
 
     def end(self) -> None:
-        """Close it in the background, behind a call that still runs."""
+        """Close the environment in the background, after a call that still runs."""
         with self._lock:
             self._over = True
             self._batch.release(self._claimed)
@@ -291,11 +291,11 @@ class LiveEnv:
         return None
 
     def _first_said(self, returned: Any, seconds: float = 0.0) -> Sequence[Message]:
-        """Return the messages of what `reset` returned."""
+        """Return the messages that `reset` returned."""
         return _messages_of(self._guarded.first_reply(returned))
 
     def _answered(self, returned: Any, seconds: float) -> Answer:
-        """Return what `step` returned and left, asked of the environment where it lives."""
+        """Return the reply of `step` and the attributes after it, read on the right thread."""
         state = self._guarded.said("step", returned)
         self._scores_episode = state.scores_episode
         return Answer(_messages_of(state.reply), state.alive, self._reward(state), seconds)
@@ -321,8 +321,8 @@ class LiveEnv:
     ) -> Awaitable[T]:
         """Call a method on the environment's loop.
 
-        `then` gets what it returned and the seconds it took, on that loop too, because it may look
-        at the environment.
+        `then` gets its result and the seconds it took, also on that loop, because it may read the
+        environment.
         """
         self._turn = turn = PROCESS_TURNS.turn(self._kind, lambda: self.name)
 
@@ -350,9 +350,10 @@ class LiveEnv:
 
 
 async def _with_images_read(returned: Any) -> Any:
-    """Return what a method returned with its images read, on a thread.
+    """Return the result of a method with its images decoded, on a thread.
 
-    A screenshot takes 15 ms to decode, and all asynchronous environments wait for their loop.
+    On a thread, because a screenshot takes 15 ms to decode and all asynchronous environments share
+    one loop.
     """
     reply = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else None
     if not isinstance(reply, list):
@@ -376,7 +377,7 @@ async def _with_images_read(returned: Any) -> Any:
 
 
 def _messages_of(reply: Reply) -> Sequence[Message]:
-    """The messages of a reply: a non-empty string is a user turn."""
+    """Return the messages of a reply; a non-empty string is a user turn."""
     if isinstance(reply, str):
         return [{"role": "user", "content": reply}] if reply else []
     return reply

@@ -1,8 +1,8 @@
 """Rewards that an agent gives to parts of its rollout: by name, session or answer.
 
-Invariant: a conversation has at most one reward of its own, that of its session before that of its
-name, and then its turns have none. A key that stands for nothing in the rollout is an error, not a
-reward that nobody gets. A rollout that was not measured has no reward at all.
+Invariant: a conversation has at most one reward of its own (its session's, otherwise its name's),
+and then its turns have none. A key that does not match anything in the rollout is an error, so no
+reward is lost silently. A rollout that was not measured has no rewards at all.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ _LISTED = 8
 def conversation_name(
     name: str | None, session: str | None, names: Mapping[str, str]
 ) -> str | None:
-    """Return the name of a conversation: that of its calls, or else the one of its session."""
+    """Return the name of a conversation: of its calls, or else of its session."""
     return names.get(session) if name is None and session is not None else name
 
 
 def reward_key(
     name: str | None, session: str | None, rewards: Mapping[str, float | None]
 ) -> str | None:
-    """Return the key of a conversation's own reward; None if it has none."""
+    """Return the key of a conversation's own reward; None without one."""
     return next((key for key in (session, name) if key is not None and key in rewards), None)
 
 
@@ -34,14 +34,14 @@ def is_auxiliary(looks_auxiliary: bool, name: str | None) -> bool:
     """Return whether a conversation is auxiliary, see `Branch.auxiliary`.
 
     Args:
-        looks_auxiliary: all that its calls say, which leaves out what its session is called.
+        looks_auxiliary: the judgement from its calls alone, without the name of its session.
         name: of the conversation; one with a name is never auxiliary.
     """
     return looks_auxiliary and name is None
 
 
 class ConversationKeys(NamedTuple):
-    """The keys by which a conversation may get a reward of its own."""
+    """The keys by which a conversation may get its own reward."""
 
     name: str | None
     session: str | None
@@ -51,11 +51,11 @@ class RewardKeys(NamedTuple):
     """The keys that rewards of a rollout may have.
 
     Attributes:
-        conversations: those of each conversation.
-        asked_by: as in `Rollout`.
+        conversations: the keys of each conversation.
+        asked_by: see `Rollout`.
         answers: the conversation of each answer, by the answer's id.
         of_turns: whether answers may be rewarded.
-        paid: the ids of answers whose turns have a reward already, from `settle`.
+        paid: the ids of answers whose turns already have a reward, from `settle`.
     """
 
     conversations: Collection[ConversationKeys]
@@ -79,10 +79,10 @@ class RewardKeys(NamedTuple):
         return cls(conversations, rollout.asked_by, answers, of_turns, paid)
 
     def check(self, rewards: Mapping[str, float | None], names: Mapping[str, str]) -> None:
-        """Check that each key stands for one thing, and that no turn is paid twice.
+        """Check that each key means one thing, and that no turn is rewarded twice.
 
         Raises:
-            ValueError: names the key.
+            ValueError: a key is wrong; names it.
         """
         if not (rewards or names):
             return
@@ -127,10 +127,10 @@ class RewardKeys(NamedTuple):
 def give_rewards(rollout: Rollout, auxiliary: Auxiliary = "train") -> None:
     """Give each conversation its name and reward, and each turn its reward; called once.
 
-    Of a rollout that was not measured nothing has a reward, and nothing is trained.
+    In a rollout that was not measured, nothing has a reward and nothing is trained.
 
     Args:
-        rollout: a checked one.
+        rollout: one whose keys were checked.
         auxiliary: see `RolloutConfig.auxiliary`.
     """
     if not rollout.measured:

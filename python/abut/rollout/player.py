@@ -1,4 +1,4 @@
-"""Players of rollouts in the place of an environment: agents, which run their own loop."""
+"""Players of rollouts, used instead of environments: agents, which run their own loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,35 +27,35 @@ class AnyEpisode(Protocol):
 
     @property
     def may_have_clashed(self) -> bool:
-        """True if others may be to blame for a failure, which then costs none of the retries."""
+        """True if others may have caused a failure, which then does not count as a retry."""
         ...
 
     async def run(self, clock: TimeLimit) -> Rollout:
-        """Play it to its end, as `Episode.run` does."""
+        """Play the attempt to its end, like `Episode.run`."""
         ...
 
     def spared_s(self) -> float:
-        """The seconds of the attempt that do not count, because others held it up."""
+        """The seconds of the attempt that do not count, because others delayed it."""
         ...
 
     def end(self) -> None:
-        """End it, whatever became of it."""
+        """End the attempt, in any state."""
         ...
 
     def where(self) -> str:
-        """The line of foreign code that takes long, for errors."""
+        """The line of foreign code that is executing, for errors."""
         ...
 
     def as_failed(self, error: str) -> Rollout:
-        """Return a failed rollout, with all that was played of it."""
+        """Return a failed rollout, with everything that was played."""
         ...
 
 
 class AgentPlayer(RolloutPlayer, ABC):
-    """Plays rollouts itself, in the place of an environment: an agent behind its gateway."""
+    """Plays rollouts instead of an environment: an agent and its gateway."""
 
     def loop(self) -> LoopTasks | None:
-        """Start and return the loop on which its batches run best; None: that of the batch.
+        """Start and return the loop on which its batches run best; None: the batch's own loop.
 
         If several players have one, the batch runs on that of the first task's player.
         """
@@ -63,11 +63,11 @@ class AgentPlayer(RolloutPlayer, ABC):
 
     @abstractmethod
     def for_batch(self, batch: Batch) -> AbstractAsyncContextManager[None]:
-        """Entered before a batch, on its loop, and left after it."""
+        """Return a context manager for a batch, entered and exited on the loop of the batch."""
 
     @abstractmethod
     def episode(self, batch: Batch, task: RolloutTask, attempt: int) -> AnyEpisode:
-        """One attempt at a task."""
+        """Return one attempt at a task."""
 
     async def settle(self, batch: Batch, played: Played) -> None:
         """Score the rollouts that it has played, of a batch or of a group of a stream.
@@ -78,7 +78,7 @@ class AgentPlayer(RolloutPlayer, ABC):
 
 
 def player_of(task: RolloutTask) -> AgentPlayer | None:
-    """Return what plays the task itself; None where an environment is played."""
+    """Return the player of the task; None if an environment is played."""
     return task.source if isinstance(task.source, AgentPlayer) else None
 
 
@@ -87,7 +87,7 @@ class OpenPlayers:
 
     Args:
         batch: on whose loop all of this is called.
-        stack: leaves them.
+        stack: exits them.
     """
 
     def __init__(self, batch: Batch, stack: AsyncExitStack) -> None:
@@ -111,7 +111,7 @@ class OpenPlayers:
 
 
 def loop_of_players(tasks: Sequence[RolloutTask]) -> LoopTasks | None:
-    """The loop of the first player of these tasks that has one; None where none has."""
+    """Return the loop of the first player of these tasks that has one; None without one."""
     for task in {id(task.source): task for task in tasks}.values():
         player = player_of(task)
         if player is not None and (loop := player.loop()) is not None:

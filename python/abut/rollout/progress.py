@@ -1,6 +1,6 @@
-"""How far a batch or stream is: a bar on a terminal, and lines in the log.
+"""The progress of a batch or stream: a bar on a terminal, and lines in the log.
 
-All calls come from the batch's loop, but for `Progress` itself and `close`.
+All calls come from the batch's loop, except for `Progress()` and `close`.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ class Progress:
     """Counts the rollouts of a batch or stream.
 
     Args:
-        total: how many rollouts there are; None in a stream, which nobody has counted.
+        total: the number of rollouts; None in a stream, where it is unknown.
         bar: show a bar, if standard error is a terminal.
-        log_every_s: seconds between two lines in the log; None writes none.
+        log_every_s: seconds between two lines in the log; None: no lines.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Progress:
         self._log_every_s = log_every_s
         self._ended = self._turns = self._failed = 0
         self._began: dict[str, float] = {}
-        """When each rollout began that plays now, the first to begin first."""
+        """The start times of the rollouts that are playing, earliest first."""
         self._bar: Any = None
         if bar:
             from tqdm.auto import tqdm
@@ -43,13 +43,13 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """`rollouts 37/64 · turns 142 · failed 1`; the turns are those of rollouts that ended."""
+        """`rollouts 37/64 · turns 142 · failed 1`; counts the turns of rollouts that ended."""
         of_total = "" if self._total is None else f"/{self._total}"
         return f"rollouts {self._ended}{of_total} · turns {self._turns} · failed {self._failed}"
 
     @property
     def line(self) -> str:
-        """The text, and which rollout has played the longest, for how long."""
+        """The text, and which rollout has played the longest, and for how long."""
         if not self._began:
             return f"{self.text} · playing 0"
         slowest, began = next(iter(self._began.items()))
@@ -77,7 +77,7 @@ class Progress:
             self._bar.update()
 
     async def log(self) -> None:
-        """Log a line every so many seconds, until it is cancelled."""
+        """Log a line every `log_every_s` seconds, until cancelled."""
         while self._log_every_s is not None:
             await asyncio.sleep(self._log_every_s)
             # Where nobody has set up logging, Python shows warnings alone, and somebody has asked

@@ -18,82 +18,89 @@ from abut.messages import Message
 from abut.samplers.sampler import Sample
 
 TEACHER_LOGPROBS = "teacher_logprobs"
-"""The stream of what a teacher says of each sampled token: its logprobs, `(T,)` float32, nats."""
+"""The name of the stream with a teacher's logprob of each sampled token, `(T,)` float32, nats."""
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended."""
+    """The reason why a rollout ended."""
 
     ENV_DONE = "env_done"
-    """The environment said that it is over (`alive` is false), or the agent returned."""
+    """The environment ended the episode (`alive` is false), or the agent returned."""
     MAX_TURNS = "max_turns"
     MAX_CALLS = "max_calls"
-    """An agent asked for more than `RolloutConfig.max_calls` answers."""
+    """An agent made more calls than `RolloutConfig.max_calls`."""
     MAX_ROLLOUT_TOKENS = "max_rollout_tokens"
-    """An agent's conversations have sampled `RolloutConfig.max_rollout_tokens` together."""
+    """An agent's conversations have together sampled `RolloutConfig.max_rollout_tokens`."""
     MAX_COMPLETION_TOKENS = "max_completion_tokens"
     """The next turn would not fit into the completion, or an agent's last answer was cut there."""
     MAX_CONTEXT_TOKENS = "max_context_tokens"
-    """The next turn would not fit into what the engine can hold, or an agent's last answer was cut
-    there."""
+    """The next turn would not fit into the engine's context, or an agent's last answer was cut
+    there.
+    """
     EMPTY_SAMPLE = "empty_sample"
-    """The sampler returned no token."""
+    """The sampler returned no tokens."""
     DEADLINE = "deadline"
-    """An agent was still asking when its time was over."""
+    """An agent still made calls when its time was over."""
     STALE = "stale"
-    """It was sampled with weights that are too old by now, and was ended."""
+    """Its weights became too old, so it was ended."""
     ERROR = "error"
-    """It failed, after its retries."""
+    """The rollout failed after its retries."""
 
 
 @dataclass
 class TurnRecord:
-    """One turn: where its sample stands, how it ended, and what it took.
+    """One turn: the position of its sample, how it ended, and how long it took.
 
-    `Conversation.hear` makes it, `note_sample` fills in what the sampler says, and whoever plays
-    adds `env_s` and `reward`.
+    `Conversation.hear` makes it, `note_sample` adds the sampler's data, and the player adds `env_s`
+    and `reward`.
     """
 
     start: int
-    """First token of the sample in the trajectory."""
+    """The index of the first token of the sample in the trajectory."""
     end: int
-    """Behind its last token."""
+    """The index after the last token of the sample."""
     finish_reason: str = ""
-    """As in `Sample`."""
+    """See `Sample.finish_reason`."""
     generate_s: float = 0.0
     """Seconds from the request to the sample."""
     env_s: float = 0.0
-    """Seconds that the environment or agent took after it."""
+    """Seconds that the environment or agent took after the sample."""
     reward: float | None = None
-    """Of this turn alone: the env's reward after its step, or what an agent gave to its answer. The
-    reward of an agent's whole rollout is not one of these. None: no score."""
+    """The reward of this turn alone: the environment's reward after its step, or the reward that an
+    agent gave to its answer. The reward of an agent's whole rollout is not here. None: no score.
+    """
     stop_token: int | None = None
     """The token that ended the turn: its first stop token, or the token that its stop string begins
-    in. The env hears what stands before it. None: cut by length, or its stop token is not known."""
+    in. The environment gets the text before it. None: the turn was cut by length, or its stop token
+    is unknown.
+    """
     stop_string: str | None = None
     stop_inside: bool = False
     """True if the stop string begins inside `stop_token`, not at its first byte."""
     model_version: str | None = None
-    """Of the weights that sampled it, where the sampler knows."""
+    """The version of the weights that sampled it, if the sampler knows it."""
     streams: dict[str, NDArray[Any]] = field(default_factory=dict, compare=False)
-    """Arrays along its tokens by name, each `(end - start, …)`: those of its `Sample`, and what was
-    computed later, such as `teacher_logprobs`."""
+    """Arrays along its tokens by name, each `(end - start, …)`: the streams of its `Sample`, and
+    those computed later, such as `teacher_logprobs`.
+    """
     newest_version: int | None = None
-    """The version that sampled when the turn was complete. If it is newer than the stream
-    `versions`, the weights changed during the turn, and some tokens may come from later ones than
-    the stream says.
+    """The version of the weights when the turn was complete. If it is newer than the stream
+    `versions`, the weights changed during the turn, and some tokens may come from newer weights
+    than the stream says.
     """
     answer_id: str | None = None
-    """The id of the answer, as an agent's client got it; None: an environment's turn."""
+    """The id of the answer that an agent's client got; None for an environment's turn."""
     message: int | None = field(default=None, compare=False)
-    """The number of its message in its conversation; None: it has none, because nothing was sampled
-    or the agent returned other messages."""
+    """The index of its message in its conversation; None if it has no message, because the sample was
+    empty or the agent returned other messages.
+    """
     spoken: Message | None = field(default=None, compare=False, repr=False)
     """Its message as its environment or agent got it, with `reasoning_content` and `tool_calls`
-    apart from `content`. None: all of its text is content."""
+    separated from `content`. None: all of its text is content.
+    """
 
     def note_sample(self, sample: Sample, generate_s: float) -> None:
-        """Take over what the sampler says of its sample, which took so many seconds."""
+        """Add the sampler's data about a sample that took so many seconds."""
         self.finish_reason, self.generate_s = sample.finish_reason, generate_s
         self.model_version = sample.model_version
         self.streams |= sample.streams
@@ -103,15 +110,15 @@ class TurnRecord:
 BranchCause: TypeAlias = Literal[
     "repeated", "rewritten", "tools", "new", "template", "subagent", "compaction"
 ]
-"""Why an agent's conversation branched:
+"""The reason why an agent's conversation branched:
 
-- repeated: another sample was asked for at the same point
-- rewritten: the history that it sent is not the one that was said
-- tools: it asked with other tools, or with other variables for the template
-- new: it began another conversation
-- template: the chat template cannot write such messages behind a turn
-- subagent: Claude Code or Codex says that a sub-agent asks
-- compaction: Codex says that it asks for a summary of its history
+- repeated: the agent requested another sample of the same turn
+- rewritten: the history in the request differs from the conversation
+- tools: the request has other tools or template variables
+- new: the agent began another conversation
+- template: the chat template cannot write such messages after a turn
+- subagent: Claude Code or Codex says that a sub-agent sent the request
+- compaction: Codex says that it requests a summary of its history
 """
 
 
@@ -121,48 +128,56 @@ class Branch:
 
     columns: Columns
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
-    """As in `Rollout`."""
+    """See `Rollout.provenance`."""
     cause: BranchCause | None = None
-    """Why it branched, or why the row branched from it. None: neither did; the agent only did not
-    receive these samples."""
+    """The reason why it branched, or why the row branched from it. None: there was no branching;
+    the agent just did not receive these samples.
+    """
     delivered: bool = True
-    """True if the agent received these samples. One that it never received is not its action."""
+    """True if the agent received these samples. A sample that it never received is not its action.
+    """
     followed: bool = True
-    """False: the agent asked for several samples at this point, and went on from another one."""
+    """False: the agent requested several samples at this point, and continued from another one."""
     name: str | None = None
-    """The name of its calls, or the one that `Rollout.names` gives to its session."""
+    """The name of its calls, or the name of its session in `Rollout.names`."""
     session: str | None = None
-    """The session of its calls, where the agent has a `session_header`."""
+    """The session of its calls, if the agent has a `session_header`."""
     reward: float | None = None
-    """Its own, by `Rollout.rewards`; None: it shares that of the rollout."""
+    """Its own reward, from `Rollout.rewards`; None: it shares the reward of the rollout."""
     trained: bool = True
-    """False: it is never a row. Its calls were not to be trained (`train=False`), its own reward is
-    None, its rollout was not measured, or it is auxiliary and `RolloutConfig.auxiliary` leaves
-    those out."""
+    """False: it is never a row. Either its calls were not to be trained (`train=False`), its own
+    reward is None, its rollout was not measured, or it is auxiliary and `RolloutConfig.auxiliary`
+    leaves those out.
+    """
     auxiliary: bool = False
     """True: it has no name, no tools and a prompt of its own, while another conversation of the
-    rollout has tools. A title or a summary, say. The main conversation never is."""
+    rollout has tools. Examples are titles and summaries. The main conversation is never auxiliary.
+    """
     turns: Sequence[TurnRecord] = field(default=(), compare=False)
-    """Its own ones, which `columns` holds behind the prompt."""
+    """Its own turns, which `columns` holds after the prompt."""
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
-    """Of a fork: the turns before its own, which `columns` holds in the prompt."""
+    """For a fork: the turns before its own, which `columns` holds in the prompt."""
     images: Sequence[ImageSpan] = ()
-    """The images in `columns`, in order; their tokens are counted from the prompt's first one."""
+    """The images in `columns`, in order; token positions are counted from the first token of the
+    prompt.
+    """
     messages: Sequence[Message] = field(default=(), compare=False, repr=False)
     """Its conversation, up to its last own turn."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), compare=False, repr=False)
-    """As in `Rollout`."""
+    """See `Rollout.tools`."""
 
     @property
     def streams(self) -> Mapping[str, NDArray[Any]]:
-        """As `Rollout.streams`, for its columns."""
+        """Like `Rollout.streams`, for the columns of this branch."""
         return _streams_of(self.columns, self.turns)
 
     @property
     def reverse_kl(self) -> NDArray[np.float64] | None:
-        """`(sampled tokens,)`, nats: the logprob of each less the teacher's; None: not scored.
+        """The logprob of each sampled token minus the teacher's, nats; None: not scored.
 
-        Their mean over what the policy samples is its reverse KL from the teacher.
+        Shape `(sampled tokens,)`.
+
+        The mean over tokens sampled from the policy is its reverse KL from the teacher.
         """
         of_teacher = self.streams.get(TEACHER_LOGPROBS)
         if of_teacher is None:
@@ -174,7 +189,7 @@ class Branch:
 
     @property
     def before(self) -> list[float | None]:
-        """The rewards of the turns before its own; empty if it is not a fork."""
+        """The rewards of the turns before its own turns; empty if it is not a fork."""
         return [turn.reward for turn in self.turns_before]
 
 
@@ -182,17 +197,19 @@ class Branch:
 class DroppedImages:
     """Images that an agent left out of its history, or of the conversation that replaced the last.
 
-    The first forks its conversation; the second is how agents show their newest screenshot alone.
+    Leaving an image out of a history forks the conversation. Agents that show only their newest
+    screenshot start a conversation that replaces the last one.
     """
 
     images: tuple[Image, ...]
     cause: BranchCause
-    """Of the branch that no longer has them."""
+    """The cause of the branch that no longer has them."""
     image_tokens: int
-    """How many tokens had stood for them."""
+    """How many tokens had represented them."""
     reread_tokens: int
-    """The cost: how many tokens of the branch's first prompt stand behind what it shares with the
-    conversation before, so that no engine has them from there."""
+    """The cost: how many tokens of the branch's first prompt come after the part that it shares
+    with the previous conversation, so an engine must process them again.
+    """
 
 
 @dataclass
@@ -202,20 +219,23 @@ class Rollout:
     rollout_id: str
     index: int
     columns: Columns | None = None
-    """None where nothing was sampled."""
+    """The token columns of the row; None if nothing was sampled."""
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
     """One code per token of `columns`, prompt and completion; see `abut.trajectory.PROVENANCE`."""
     prompt_ids: NDArray[np.int64] | Sequence[int] | None = field(default=None, compare=False)
-    """The prompt of the first request; None if there was no request."""
+    """The prompt of the first request, `(P,)` int64; None if there was no request."""
     images: Sequence[ImageSpan] = ()
-    """As in `Branch`, of the row. An image behind the last sampled token is not part of it."""
+    """The images of the row, see `Branch.images`. An image after the last sampled token is not part
+    of the row.
+    """
     branches: Sequence[Branch] = field(default=(), compare=False)
-    """The tokens that an agent sampled outside the conversation that became the row."""
+    """The parts that an agent sampled outside of the conversation that became the row."""
     dropped_images: Sequence[DroppedImages] = field(default=(), compare=False)
-    """The images that an agent left out of its history, an entry for each branch."""
+    """The images that an agent left out of its history, one entry per branch."""
     name: str | None = None
-    """As in `Branch`, of the conversation that became the row. So are `session`, `row_reward` and
-    `row_trained`."""
+    """See `Branch.name`, for the conversation that became the row; likewise `session`, `row_reward`
+    and `row_trained`.
+    """
     session: str | None = None
     row_reward: float | None = None
     row_trained: bool = True
@@ -225,48 +245,52 @@ class Rollout:
     """The rewards of conversations and turns, by name, session or answer, from
     `AgentResult.rewards`."""
     asked_by: Collection[str] = field(default=(), compare=False)
-    """The names and sessions of all calls, those that were refused among them."""
+    """The names and sessions of all calls, including refused ones."""
     teacher: str | None = None
     """The name of the teacher whose logprobs are the stream `teacher_logprobs`."""
     unscored_rows: int = 0
     """How many of its conversations are not trained because the teacher did not score them."""
     reward: float | None = None
     measured: bool = True
-    """False: the adapter says that nothing was measured. Then nothing of the rollout has a reward
-    or is trained, and no reward function may score it."""
+    """False: the adapter says that nothing was measured. Then no part of the rollout has a reward
+    or is trained, and reward functions must not score it.
+    """
     turns: list[TurnRecord] = field(default_factory=list)
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
-    """As in `Branch`: those in the prompt, where the row was drawn and is a fork."""
+    """See `Branch.turns_before`; not empty if the row was drawn at random and is a fork."""
     seams: list[tuple[str, bool]] = field(default_factory=list)
-    """For each seam its kind and whether it is exact."""
+    """The kind of each seam, and whether it is exact."""
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of the tools that the chat template showed the policy."""
     control_spellings: dict[str, int] = field(default_factory=dict)
-    """How often users, tools and the environment have spelled each control token; none was made."""
+    """How often users, tools and the environment have spelled each control token; a spelling never
+    becomes a control token.
+    """
     stop_reason: StopReason = StopReason.ERROR
     error: str | None = None
     attempts: int = 1
     attempt_errors: list[str] = field(default_factory=list)
-    """The errors of the attempts that failed, also where a later one succeeded."""
+    """The errors of the attempts that failed, even if a later attempt succeeded."""
     attempt_tracebacks: list[str] = field(default_factory=list)
-    """Where each of them came from, with the environment's file and line."""
+    """The traceback of each attempt error, with the environment's file and line."""
     seconds: float = 0.0
     extras: Mapping[str, Any] = field(default_factory=dict)
     """The columns that an agent or environment gives reward functions besides its reward."""
     usage: Mapping[str, int] = field(default_factory=dict)
-    """`prompt_tokens` and `completion_tokens` of all its answers, as a hosted model counts them."""
+    """The `prompt_tokens` and `completion_tokens` of all its answers, as counted by a hosted model.
+    """
     client_rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often an agent's client changed a message of the policy, by rule.
 
     The rules are in docs/integrations/agents.md.
     """
     tool_choice_unmet: int = 0
-    """How often an agent asked for a call and none was sampled."""
+    """How often an agent required a call and the policy did not sample one."""
 
     @property
     def main_row(self) -> Branch | None:
-        """The conversation that became its row; None where nothing was sampled."""
+        """The conversation that became its row; None if nothing was sampled."""
         if self.columns is None:
             return None
         return Branch(
@@ -285,7 +309,7 @@ class Rollout:
 
     @property
     def trainable(self) -> bool:
-        """True if it has tokens that were sampled: none if nothing was, or by a `TextSampler`."""
+        """True if it has sampled tokens; False for an empty sample or a `TextSampler`."""
         return self.columns is not None
 
     @property
@@ -295,16 +319,16 @@ class Rollout:
 
     @property
     def streams(self) -> Mapping[str, NDArray[Any]]:
-        """Arrays `(T, …)` by name, aligned with `completion_ids`, made of those of its turns.
+        """Arrays `(T, …)` by name, aligned with `completion_ids`; see `TurnRecord.streams`.
 
-        NaN, or -1 in an array of integers, where the token was not sampled. Unsigned integers have
-        become signed ones.
+        The value is NaN, or -1 in integer arrays, where the token was not sampled. Unsigned
+        integers become signed.
         """
         return {} if self.columns is None else _streams_of(self.columns, self.turns)
 
     @property
     def step_rewards(self) -> list[float | None]:
-        """The env's reward after each turn."""
+        """The environment's reward after each turn."""
         return [turn.reward for turn in self.turns]
 
     @property
@@ -314,12 +338,12 @@ class Rollout:
 
     @property
     def dropped_tokens(self) -> int:
-        """How many it sampled in other branches."""
+        """How many tokens the policy sampled in other branches."""
         return sum(int(branch.columns.env_mask.sum()) for branch in self.branches)
 
 
 def give_stream(turns: Sequence[TurnRecord], name: str, values: NDArray[Any]) -> None:
-    """Give the turns of a row an array along all its sampled tokens.
+    """Split an array over the sampled tokens of a row, and add it to the turns as a stream.
 
     Args:
         turns: of the row, in order.
@@ -327,7 +351,7 @@ def give_stream(turns: Sequence[TurnRecord], name: str, values: NDArray[Any]) ->
         values: `(sampled tokens, …)`.
 
     Raises:
-        ValueError: the turns have another number of tokens.
+        ValueError: the array does not have one value for each sampled token.
     """
     tokens = sum(turn.end - turn.start for turn in turns)
     if len(values) != tokens:
@@ -363,7 +387,7 @@ def _streams_of(columns: Columns, turns: Sequence[TurnRecord]) -> dict[str, NDAr
 
 
 def _unsampled(length: int, pieces: Sequence[tuple[TurnRecord, NDArray[Any]]]) -> NDArray[Any]:
-    """Return so many tokens that nobody sampled, of the type and shape of a stream's pieces."""
+    """Return values for `length` unsampled tokens, in the dtype and shape of a stream."""
     dtype = np.result_type(*(values.dtype for _, values in pieces))
     if dtype.kind in "bu":  # these have no -1
         dtype = np.promote_types(dtype, np.int8)

@@ -1,10 +1,10 @@
 """A turn as it was sampled: its text, and the tokens that end it.
 
 Invariant: a control token counts only where it was sampled as one. A policy can also spell
-`<tool_call>` with ordinary tokens, and an answer that quotes it in this way is not a call.
+`<tool_call>` with ordinary tokens, and an answer that quotes it this way is not a call.
 
-Parsers search the text, so each spelled control token is veiled there: a character that the text
-does not have stands for its first one, until `Sampled` puts that back.
+Parsers search the text, so each spelled control token is hidden from them: its first character is
+replaced by a character that the text does not have, until `Sampled` restores it.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ _VEILS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0x10FFFE))
 
 
 def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
-    """Return the text of ids: a `Sampled` if it spells control tokens that are not among them.
+    """Return the text of ids; a `Sampled` if it spells control tokens that the ids lack.
 
     Args:
         tokenizer: decodes them.
@@ -58,7 +58,7 @@ def sampled_text(tokenizer: Tokenizer, ids: Ids) -> str:
 
 
 def positions_of(ids: Ids, tokens: Collection[int | None]) -> list[int]:
-    """Return the positions in a sample at which any of some tokens stand."""
+    """Return the positions of any of these tokens in a sample."""
     # A list takes half the time of comparing the array with each of a few tokens.
     sampled = ids.tolist() if isinstance(ids, np.ndarray) else ids
     return [place for place, token in enumerate(sampled) if token in tokens]
@@ -79,23 +79,23 @@ def end_of_turn(
     *,
     stops: Sequence[int],
 ) -> list[Part]:
-    """Return the parts that end a sampled turn before `messages` follow; `[]` if none is missing.
+    """Return the parts that end a sampled turn before `messages`; `[]` if nothing is missing.
 
-    The engine, the audit and the replay share this function, so what is certified is what training
-    writes. A turn ends at its first stop token, but tokens sampled behind that stay in the row. If
-    one of its stop tokens is the one that the template writes, nothing is missing. A turn without
-    a stop token was cut; if it was cut inside its thinking, the thinking is closed first.
+    The engine, the audit and the replay share this function, so the audit certifies exactly what
+    training writes. A turn ends at its first stop token, but tokens sampled after that stay in the
+    row. If one of its stop tokens is the one that the template writes, nothing is missing. A turn
+    without a stop token was cut; if it was cut inside its thinking, the thinking is closed first.
 
     Args:
-        processor: writes the end; thinking too, if it is a `ThinkingProcessor`.
+        processor: writes the end, also of thinking if it is a `ThinkingProcessor`.
         tokenizer: decodes the sample.
-        ids: all that was sampled; if empty, the whole end is missing.
-        messages: what follows the turn.
+        ids: all sampled tokens; if empty, the whole end is missing.
+        messages: the messages that follow the turn.
         stops: the positions in `ids` of the engine's stop tokens, which may be more than the
             processor's. The turn ended at the first.
 
     Raises:
-        TemplateError: as `PartsProcessor.closing`.
+        TemplateError: as for `PartsProcessor.closing`.
     """
     if not len(ids):
         return processor.closing(messages)
@@ -119,13 +119,13 @@ def until_stop(
     *,
     turn: int,
 ) -> str:
-    """Return the text of a sample before its stop; note in the record what stopped it.
+    """Return the text of a sample before its stop, and record what stopped it.
 
     Args:
         tokenizer: of the sample.
         ids: of the sample, at least one.
-        stops: where in it are stop tokens.
-        stop_string: the one on which it ended.
+        stops: the positions of stop tokens in the sample.
+        stop_string: the stop string that ended it, if one did.
         record: of the turn.
         turn: its number, for errors.
 

@@ -1,6 +1,6 @@
-"""Warnings of mistakes in the setup, rather than in a rollout: each once, with what to do.
+"""Warnings about mistakes in the setup, rather than in a rollout: each once, with a fix.
 
-Training goes on without an error in each of these cases, and learns nothing.
+In each of these cases training continues without an error, but the policy does not learn.
 """
 
 import logging
@@ -45,7 +45,7 @@ class SetupWarnings:
         """The warnings that some rollout has refuted, so they are never logged."""
 
     def nan_reward(self, env: str) -> None:
-        """Warn of an environment with a reward of NaN."""
+        """Warn about an environment with a reward of NaN."""
         self._once.warn(
             f"nan {env}",
             f"{env}.reward is NaN, so the rollout counts as unscored and is not trained\n"
@@ -60,7 +60,7 @@ class SetupWarnings:
         budget: Budget,
         max_turns: int,
     ) -> None:
-        """Warn of a limit that all rollouts have reached, in this batch and all before."""
+        """Warn about a limit that all rollouts have reached, in this batch and all earlier ones."""
         for rollout, task in zip(rollouts, tasks, strict=True):
             if rollout.failed or not rollout.sampled_tokens:
                 continue
@@ -119,10 +119,10 @@ class SetupWarnings:
                 )
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of conversations that train nothing, because each rollout has one row.
+        """Warn about conversations that are not trained, because each rollout has only one row.
 
-        Samples that the agent never received, threw away for another one or wants untrained don't
-        count.
+        Samples that the agent never received, discarded in favour of another, or marked as
+        untrained do not count.
         """
         causes: Counter[BranchCause | None] = Counter()
         for rollout in rollouts:
@@ -159,7 +159,7 @@ def _name_of(task: RolloutTask) -> str:
 
 
 def _has_no_room(rollout: Rollout, budget: Budget) -> bool:
-    """Return whether the limits had no room for one whole turn, or for none behind the first."""
+    """Return whether the limits had room for less than one turn, or for no second turn."""
     turn = rollout.turns[0]
     if len(rollout.turns) > 1:
         return False

@@ -1,10 +1,10 @@
-"""A stream of rollouts: groups of tasks, begun one after the other as slots get free.
+"""A stream of rollouts: groups of tasks, started one after the other as slots get free.
 
 A batch is a stream of known length, with one group.
 
-Invariant: each group is handed over once, as a whole, when all of its rollouts have ended, however
-they ended. No rollout begins while as many wait to be handed over as there are slots, so a consumer
-that falls behind stops the stream instead of filling the memory.
+Invariant: each group is delivered once, as a whole, when all of its rollouts have ended, however
+they ended. While as many rollouts wait for delivery as there are slots, no rollout begins, so a
+slow consumer pauses the stream instead of filling the memory.
 """
 
 import asyncio
@@ -23,33 +23,32 @@ from abut.rollout.rollout import Rollout
 
 Deliver: TypeAlias = Callable[[Batch, Played], Awaitable[None]]
 Finish: TypeAlias = Callable[[RolloutTask, Rollout], Awaitable[str | None]]
-"""Completes a rollout that has ended; returns what was lost of it, or None."""
+"""Completes a rollout that has ended; returns a description of what was lost, or None."""
 Finishing: TypeAlias = Callable[[], AbstractAsyncContextManager[Finish]]
 
 
 class Stream:
-    """Plays what an iterator has, until that ends or the stream is stopped.
+    """Plays the groups of an iterator, until it ends or the stream is stopped.
 
     Args:
-        groups: the tasks of one group after the other. An iterator is asked on a thread, because
-            making tasks may take long. The stream ends with it, or at an empty group.
-        deliver: gets each group that has ended, on the loop of the batch; groups that end at once
-            are delivered at once. While it waits, other rollouts go on.
-        at_once: how many rollouts are in flight at most, if the config does not say.
-        judged: after each so many rollouts, raise if too many of them failed; None leaves that to
-            the caller.
-        begin: called on the loop of the batch before anything is delivered; what it waits for
-            holds nothing up.
-        ended: gets each rollout when it has ended, on the loop of the batch.
-        finishing: entered on the loop of the batch before anything plays. What it yields is then
-            awaited with each rollout, which keeps its slot until then. So what it asks for, such as
-            a teacher's scores, holds up playing where it is slower than that. A rollout of which
-            something was lost is judged like one that failed. What it raises ends the stream.
-        progress: counts the rollouts; None: nobody but the log is told, see
+        groups: the tasks of one group after the other. The iterator runs on a thread, because
+            making tasks may take long. The stream ends with the iterator, or at an empty group.
+        deliver: gets each group that has ended, on the loop of the batch; groups that end at the
+            same time are delivered concurrently. While it waits, other rollouts continue.
+        at_once: the most rollouts in flight, if the config does not say.
+        judged: raise if too many of each `judged` rollouts failed; None leaves that to the caller.
+        begin: called on the loop of the batch before anything is delivered; rollouts do not wait
+            for it.
+        ended: called with each rollout that has ended, on the loop of the batch.
+        finishing: entered on the loop of the batch before anything plays. The yielded function is
+            then awaited with each rollout, which keeps its slot until then. So a slow step, such as
+            scoring by a teacher, slows down playing. A rollout of which something was lost is
+            judged as failed. An exception ends the stream.
+        progress: counts the rollouts; None: only the log has progress, see
             `RolloutConfig.log_every_s`.
-        version: of the weights that sample; None if nobody counts versions.
-        max_staleness: a rollout whose oldest weights are more versions behind is ended; None ends
-            none.
+        version: of the weights that sample; None if versions are not counted.
+        max_staleness: a rollout is ended if its oldest weights are more than this many versions
+            old; None: never.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Stream:
         self._finished: asyncio.Future[None] | None = None
         """Done once the stream has ended or was stopped; holds the error that ended it."""
         self._opening: asyncio.Task[Any] | None = None
-        """The task that opens what plays, while it does."""
+        """The task that opens the sampler and the players, while it runs."""
         self._running: set[asyncio.Task[None]] = set()
         self._undelivered = 0
         self._delivered = asyncio.Event()
@@ -92,17 +91,17 @@ class Stream:
     # ---- from any thread
 
     def stop(self) -> None:
-        """End the stream, and cancel what plays."""
+        """End the stream, and cancel the rollouts."""
         self._stopped = True
         self._call_soon(self._end)
 
     def update_version(self, version: int) -> None:
-        """Note that other weights sample from now on, and end rollouts that are too old by then."""
+        """Note that new weights sample from now on, and end rollouts that have become too old."""
         self.version = version
         self._call_soon(self._update)
 
     def ping(self, pong: Callable[[], object]) -> None:
-        """Have its loop call `pong`, which it does unless something blocks it."""
+        """Call `pong` on its loop, which works unless something blocks the loop."""
         self._call_soon(pong)
 
     def _call_soon(self, call: Callable[[], object]) -> None:
@@ -116,7 +115,7 @@ class Stream:
     # ---- on the loop of the batch
 
     async def play(self, batch: Batch) -> None:
-        """Open what plays, play until the end, a stop or an error, and settle what still runs."""
+        """Open everything, play until the end, a stop or an error, and settle what is running."""
         self._batch, self._loop = batch, asyncio.get_running_loop()
         self._finished = self._loop.create_future()
         self._update()
@@ -141,9 +140,9 @@ class Stream:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _has_opened(self, batch: Batch, stack: AsyncExitStack) -> bool:
-        """Open what plays; returns False if the stream was stopped first.
+        """Open the sampler and the players; return False if the stream was stopped first.
 
-        A server that is not there is waited for minutes, and a stop must not wait for that.
+        Opening may wait minutes for a server that is down, and a stop must not wait for that.
         """
         self._opening = asyncio.current_task()
         try:
@@ -174,7 +173,7 @@ class Stream:
         task.add_done_callback(self._has_ended)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        """End the stream with the first error, or when nothing runs any more."""
+        """End the stream at the first error, or when all rollouts have ended."""
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if self._finished is None or self._finished.done():
@@ -187,7 +186,7 @@ class Stream:
             self._end()
 
     async def _feed(self, batch: Batch, players: OpenPlayers) -> None:
-        """Begin one rollout after the other, each as soon as it has a slot."""
+        """Start one rollout after the other, each as soon as it has a slot."""
         slots = asyncio.Semaphore(batch.at_once)
         async for tasks in self._each_group():
             group = _Group(tasks)
@@ -218,7 +217,7 @@ class Stream:
         group: "_Group",
         number: int,
     ) -> None:
-        """Play a rollout; the last one of a group hands that over."""
+        """Play a rollout; the last rollout of a group delivers the group."""
         assert self._progress is not None
         task = group.tasks[number]
         try:
@@ -252,10 +251,12 @@ class Stream:
             self._delivered.set()
 
     def _judge(self, batch: Batch, task: RolloutTask, rollout: Rollout) -> None:
-        """Raise if too many of the latest rollouts failed; among all, a late fault would not show.
+        """Raise if too many of the latest rollouts failed.
+
+        Only the latest count, because among all rollouts a late fault would go unnoticed.
 
         Raises:
-            RolloutError: more failed than may, or one did and none may.
+            RolloutError: too many rollouts failed.
         """
         if rollout.failed and batch.config.on_failure == "raise":
             raise RolloutError(
@@ -281,7 +282,7 @@ class _Group:
         self._rollouts: dict[int, Rollout] = {}
 
     def add(self, number: int, rollout: Rollout) -> bool:
-        """Note that one has ended; returns whether it was the last."""
+        """Note that a rollout has ended; return whether it was the last."""
         self._rollouts[number] = rollout
         return len(self._rollouts) == len(self.tasks)
 

@@ -1,6 +1,7 @@
 """TRL: a `rollout_func` for `GRPOTrainer`, a `rollout_worker` for `AsyncGRPOTrainer`, rewards.
 
-`GRPOTrainer` here is TRL's with `AllRows`: each conversation of a rollout is a row.
+`abut.trl.GRPOTrainer` is TRL's class with `AllRows`: it trains each conversation of a rollout as a
+row.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Credit by turn: rewards of turns and conversations become advantages of turns.
 
-Invariant: every rank computes the same advantages from the same rollouts, those of all ranks.
+Invariant: every rank computes the same advantages, from the rollouts of all ranks.
 
-A conversation's *path* is its turns from the first one on, those before a fork among them. Only its
-*own* turns, those behind the fork, are trained in its row.
+A conversation's *path* is all of its turns, including those before a fork. Only its *own* turns,
+those after the fork, are trained in its row.
 """
 
 import math
@@ -28,9 +28,9 @@ class ScoredTurn:
     """A turn of a conversation.
 
     Attributes:
-        tokens: how many were sampled.
-        reward: what this turn alone was paid, times the weight of `env_reward` among the reward
-            functions; None: nothing.
+        tokens: the number of its sampled tokens.
+        reward: the reward of this turn alone, times the weight of `env_reward` among the reward
+            functions; None: the turn has no reward.
     """
 
     tokens: int
@@ -42,9 +42,9 @@ class ScoredConversation:
     """A conversation that is a row.
 
     Attributes:
-        name: that its calls had; None without one.
-        reward: its own; None: it has none, and shares that of the rollout.
-        turns: its own ones, which are trained in its row.
+        name: the name of its calls; None if they have no name.
+        reward: its own reward; None: it shares the reward of the rollout.
+        turns: its own turns, which are trained in its row.
         before: the rewards of the turns before them on its path; empty if it is not a fork.
     """
 
@@ -59,11 +59,12 @@ class ScoredRollout:
     """A rollout of a group, after the reward functions.
 
     Attributes:
-        rollout_id: as in `abut.Rollout`.
-        reward: the sum over the reward functions, as the trainer weighs them; None: no score.
-        advantage: the trainer's own.
-        conversations: those that are rows, the main one first. A function gets only those that have
-            turns: none of a rollout that failed, and no main one that is not trained.
+        rollout_id: see `abut.Rollout`.
+        reward: the sum over the reward functions, with the trainer's weights; None: no score.
+        advantage: the advantage that the trainer computed.
+        conversations: the conversations that are rows, the main one first. A credit function gets
+            only conversations with turns, so no conversation of a failed rollout, and no main one
+            that is not trained.
     """
 
     rollout_id: str
@@ -74,29 +75,29 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class Returns:
-    """Credit by discounted returns: a turn answers for what was paid from there on.
+    """Credit by discounted returns: a turn is responsible for the rewards from that turn on.
 
-    A turn's advantage is its return less the mean return of the other rollouts of its group at the
-    same turn, or at their last one if they ended earlier. Where everything is paid at the last turn
+    A turn's advantage is its return minus the mean return of the other rollouts of its group at the
+    same turn, or at their last turn if they ended earlier. If the only reward is at the last turn
     and `discount` is 1, each turn gets the advantage that TRL gives the rollout.
 
-    The rewards of turns divide the rollout's reward, which is the weighted sum over the reward
-    functions, and add nothing to it. They are parts of the environment's or agent's reward, so they
-    count as often as `env_reward` does: its weight in `reward_weights`, or 1 if it is not among the
-    functions. What no turn was paid, such as the rewards of other functions, is paid at the last
-    turn.
+    The rewards of turns divide the rollout's reward (the weighted sum over the reward functions)
+    and do not add to it. They are parts of the environment's or agent's reward, so they have the
+    weight of `env_reward` in `reward_weights`, or 1 if it is not among the functions. The rest of
+    the reward, such as the rewards of other functions, counts at the last turn.
 
     Attributes:
-        discount: a reward counts this much less for each turn that lies between; 0 to 1.
+        discount: the factor on a reward for each turn between the turn and the reward; 0 to 1,
+            default 1.
     """
 
     discount: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a discount that is none.
+        """Check the discount.
 
         Raises:
-            ValueError: it is not between 0 and 1.
+            ValueError: the discount is not between 0 and 1.
         """
         if not 0 <= self.discount <= 1:
             raise ValueError(f"Returns(discount={self.discount!r}): must be between 0 and 1")
@@ -104,17 +105,18 @@ class Returns:
 
 @dataclass(frozen=True)
 class ReverseKL:
-    """Credit by the reverse KL from a teacher: a token that it finds unlikely gets less.
+    """Credit by the reverse KL from a teacher: tokens that the teacher finds unlikely get less.
 
-    A token's advantage is `A - coef * (logprob - teacher logprob)`, with the logprob that it was
-    sampled with, in every row of a rollout that has a reward. The teacher scores a rollout when it
-    has ended, in its slot; a row that the teacher does not score is not trained. Both need
-    temperature 1.
+    In every row of a rollout that has a reward, a token's advantage is `A - coef * (logprob -
+    teacher logprob)`, where `logprob` is the one it was sampled with. The teacher scores a rollout
+    after it has ended, while the rollout keeps its slot; a row that the teacher does not score is
+    not trained. Trainer and teacher must both use temperature 1.
 
     Attributes:
-        teacher: scores the sampled tokens: `VllmTeacher`, `ModelTeacher` or a `Teacher` of yours.
-        coef: how much a nat counts beside A.
-        credit: gives A: None, the trainer's advantage of the rollout; `Returns`, or a function.
+        teacher: scores the sampled tokens: `VllmTeacher`, `ModelTeacher` or your own `Teacher`.
+        coef: the weight of one nat relative to A; more than 0.
+        credit: the source of A: None for the trainer's advantage of the rollout, `Returns(…)`, or a
+            function.
     """
 
     teacher: Teacher
@@ -122,10 +124,10 @@ class ReverseKL:
     credit: "Returns | CreditFunction | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be an argument.
+        """Check the arguments.
 
         Raises:
-            TypeError: `teacher` does not score, or `credit` is none of what it may be.
+            TypeError: `teacher` has no method `score`, or `credit` has a wrong type.
             ValueError: `coef` is not a finite number above 0.
         """
         if isinstance(self.teacher, type) or not isinstance(self.teacher, Teacher):
@@ -144,10 +146,11 @@ class ReverseKL:
 
 
 CreditFunction: TypeAlias = Callable[[Sequence[ScoredRollout]], Sequence[Sequence[Sequence[Any]]]]
-"""Gets a group, returns `[rollout][conversation][own turn]`: a number, or `(tokens,)` floats."""
+"""A function from a group to `[rollout][conversation][own turn]`: a number, or `(tokens,)` floats.
+"""
 
 TurnCredit: TypeAlias = Returns | CreditFunction | None
-"""Makes advantages of rewards."""
+"""The part of a credit that computes advantages from rewards."""
 Credit: TypeAlias = ReverseKL | TurnCredit
 
 
@@ -169,7 +172,7 @@ def checked_credit(credit: Any) -> Credit:
     """Return the argument `credit`.
 
     Raises:
-        TypeError: it is none of what it may be.
+        TypeError: it has a wrong type.
     """
     if credit is None or isinstance(credit, Returns | ReverseKL):
         return credit
@@ -188,7 +191,7 @@ def checked_credit(credit: Any) -> Credit:
 
 
 def turn_credit(credit: Credit) -> TurnCredit:
-    """Return the part of a credit that makes advantages of rewards."""
+    """Return the part of a credit that computes advantages from rewards."""
     return credit.credit if isinstance(credit, ReverseKL) else credit
 
 
@@ -201,21 +204,21 @@ def credited(
 ) -> Credited:
     """Return the advantages of a batch, the same on every rank.
 
-    A conversation with a reward of its own is judged by that alone, whatever `credit` is: all its
-    turns have one advantage, against the conversations of that name in the other rollouts of the
-    group that have a reward of their own too.
+    A conversation with its own reward is judged by that reward alone, whatever `credit` is: all its
+    turns have one advantage, compared with the conversations of the same name in the other rollouts
+    of the group that also have their own reward.
 
     Args:
         credit: None: the trainer's advantage for each turn.
         rollouts: of all ranks, in TRL's order.
-        num_generations: how many of them, one behind the other, are a group.
-        scale_rewards: TRL's: what differences are divided by, the standard deviation of their group
-            or of the batch, or nothing.
+        num_generations: how many consecutive rollouts are a group.
+        scale_rewards: as in TRL: divide differences by the standard deviation of the group or of
+            the batch, or do not divide.
 
     Raises:
-        ValueError: a reward is not finite, or what `credit` returned has another shape or is not
+        ValueError: a reward is not finite, or the result of `credit` has a wrong shape or is not
             finite; names rollout and conversation.
-        Exception: what `credit` raises.
+        Exception: any error of `credit`.
     """
     _check_rewards(rollouts)
     advantages: list[list[list[float | Floats]]] = [
@@ -250,8 +253,8 @@ def _given(
 ) -> list[list[list[float | Floats]]]:
     """Return the advantages that a function gives a group.
 
-    A conversation without turns, such as that of a failed rollout, has nothing to give advantages
-    to. The function does not get it, so it may rely on `turns[-1]`.
+    The function does not get conversations without turns, such as those of a failed rollout, so it
+    may use `turns[-1]`.
     """
     asked = [replace(r, conversations=[c for c in r.conversations if c.turns]) for r in group]
     found = _checked(credit(asked), asked)
@@ -269,7 +272,7 @@ def _path(
     of_rollout: float | None,
     num_generations: int,
 ) -> PathReturns | None:
-    """Return the path that decides a conversation's advantages; None: no path does."""
+    """Return the path that decides a conversation's advantages; None if it has no path."""
     group = place[0] // num_generations
     if conversation.reward is not None:
         return path_of(place, group, conversation.reward)
@@ -320,10 +323,10 @@ def _check_rewards(rollouts: Sequence[ScoredRollout]) -> None:
 
 
 def _checked(returned: Any, group: Sequence[ScoredRollout]) -> list[list[list[float | Floats]]]:
-    """Return what a function returned for a group, as lists of numbers and arrays.
+    """Return the result of a credit function for a group, as lists of numbers and arrays.
 
     Raises:
-        ValueError: it has another shape, or a number is not finite.
+        ValueError: it has a wrong shape, or a number is not finite.
     """
     _check_count(returned, len(group), "credit", "rollout of the group")
     found: list[list[list[float | Floats]]] = []

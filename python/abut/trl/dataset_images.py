@@ -1,4 +1,4 @@
-"""Images of a dataset: the columns `image` and `images`, put into the prompts as TRL does."""
+"""The images of a dataset: moves the columns `image` and `images` into the prompts, like TRL."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +22,8 @@ def with_row_images(
 ) -> list[Message]:
     """Return the messages of a prompt with the images of its row.
 
-    Blocks `{"type": "image"}` without an image get them in order. If no message has an image, they
-    stand before the text of the first user message.
+    Blocks `{"type": "image"}` without an image get the images in order. If no message has an image,
+    they go before the text of the first user message.
 
     Args:
         messages: of the prompt.
@@ -31,7 +31,7 @@ def with_row_images(
         where: names the prompt, for errors.
 
     Raises:
-        ValueError: an image cannot be read, or there are not as many as blocks for them.
+        ValueError: an image cannot be read, or the numbers of images and of blocks differ.
     """
     try:
         blocks = list(_blocks(messages))
@@ -64,12 +64,12 @@ def with_moved_images(
     TRL runs the images of these columns through its processor, for all rows of a batch at once.
 
     Args:
-        rows: one for each prompt. A prompt that is a text stays as it is, since it has no place for
-            an image.
+        rows: one for each prompt. A string prompt does not change, because it has no place for an
+            image.
 
     Returns:
         New rows without the columns, and the columns; the rows themselves and an empty list if
-        there are no such columns. A prompt stays as it is if `with_row_images` refuses it.
+        there are no such columns. A prompt does not change if `with_row_images` refuses it.
     """
     columns: list[Mapping[str, Any]]
     columns = [{name: row[name] for name in _COLUMNS if name in row} for row in rows]
@@ -96,12 +96,12 @@ def check_images(
     Args:
         trainer: trains images if its `trains_images` is True.
         tasks: of a batch.
-        engine_processor: writes the conversations of tasks without a processor of their own.
+        engine_processor: writes the conversations of tasks that have no processor of their own.
 
     Raises:
         TypeError: the trainer does not train images.
-        TemplateError: its processor or its template is refused; with both texts.
-        ValueError: the template writes no images for a role; names the prompt.
+        TemplateError: its processor or its template is refused; shows both texts.
+        ValueError: the template does not write images for a role; names the prompt.
     """
     pictured = [task for task in tasks if any(images_of(m.get("content")) for m in task.messages)]
     if pictured:
@@ -140,7 +140,7 @@ def refuse_image_processor(processor: Any) -> None:
     """Refuse a processor that writes images for an asynchronous trainer.
 
     Raises:
-        TypeError: it does.
+        TypeError: the processor writes images.
     """
     if getattr(processor, "images", None) is not None:
         raise TypeError(
@@ -151,10 +151,10 @@ def refuse_image_processor(processor: Any) -> None:
 
 
 def refuse_images(tasks: Sequence[RolloutTask]) -> None:
-    """Refuse prompts with images for an asynchronous trainer, which trains the text tower alone.
+    """Refuse prompts with images for an asynchronous trainer, which trains only on text.
 
     Raises:
-        TypeError: a prompt has one.
+        TypeError: a prompt has an image.
     """
     if any(images_of(message.get("content")) for task in tasks for message in task.messages):
         raise TypeError(
@@ -171,11 +171,11 @@ def check_rollout_images(
     Args:
         trainer: trains images if its `trains_images` is True.
         rollouts: of a batch.
-        images: makes the tensors of images; None: nothing does.
+        images: computes the tensors of images; None: there is no image processor.
 
     Raises:
-        TypeError: the trainer does not train images, or nothing makes their tensors.
-        ValueError: the trainer's loss is liger's own.
+        TypeError: the trainer does not train images, or there is no image processor.
+        ValueError: the trainer's loss is liger's own, without pixels.
     """
     pictured = [r for r in rollouts if r.images or any(branch.images for branch in r.branches)]
     if not pictured:
@@ -192,15 +192,15 @@ def check_rollout_images(
 
 
 def _check_trains_images(trainer: Any, what: str) -> None:
-    """Refuse a trainer whose forward passes get no pixels: its loss would fall all the same.
+    """Refuse a trainer whose forward passes get no pixels, because its loss would fall anyway.
 
     Args:
-        trainer: says with `trains_images` that its passes get them.
-        what: has an image.
+        trainer: its `trains_images` says whether its forward passes get pixels.
+        what: the prompt or rollout that has an image.
 
     Raises:
-        TypeError: it does not say so.
-        ValueError: its loss is liger's own, whose passes get none.
+        TypeError: the trainer does not train images.
+        ValueError: its loss is liger's own, without pixels.
     """
     if not getattr(trainer, "trains_images", False):
         raise TypeError(
@@ -222,7 +222,7 @@ def _has_role(message: Any) -> bool:
 
 
 def images_of_row(row: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the images in the columns `images` or `image` of a row, as they are there."""
+    """Return the images in the columns `images` or `image` of a row, unchanged."""
     if row.get("images") is not None:
         return list(row["images"])
     return [] if row.get("image") is None else [row["image"]]
@@ -237,7 +237,7 @@ def _blocks(messages: Iterable[Message]) -> Iterable[Mapping[str, Any]]:
 
 
 def _is_empty(block: Any) -> bool:
-    """Return whether it is a block for an image of the row."""
+    """Return whether a value is a block for an image of the row."""
     return isinstance(block, Mapping) and block.get("type") == "image" and set(block) == {"type"}
 
 

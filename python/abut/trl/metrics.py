@@ -1,8 +1,8 @@
 """The `rollout/…` metrics: the cost of a batch of rollouts, and how the rollouts ended.
 
 Invariant: every batch logs the same names, whatever happened in it. TRL up to 1.12 averages each
-name over all ranks without asking which ranks have it, so a name that one rank leaves out hangs the
-others.
+name over all ranks without checking which ranks have it, so a name that one rank leaves out makes
+the others hang.
 """
 
 import math
@@ -20,7 +20,7 @@ _TABLE = ("num_turns", "stop_reason")
 
 
 class Stats(dict[str, Any]):
-    """The figures of one rollout; those of the first one know whether the batch was logged."""
+    """The figures of one rollout; `logged` of the first one says whether the batch was logged."""
 
     logged = False
 
@@ -36,18 +36,18 @@ def rollout_stats(
     trains_all: bool | None = False,
     teacher: bool = False,
 ) -> Stats:
-    """Return the figures of one rollout that metrics are made of.
+    """Return the figures of one rollout, from which metrics are computed.
 
     Args:
-        rollout: has ended.
+        rollout: one that has ended.
         agents: whether any rollout of the batch could be an agent's; the same on all ranks.
-        environment: the name of its environment, where there is a dict of them.
+        environment: the name of its environment, if there is a dict of environments.
         environments: the names of all of them; the same on all ranks.
         tools: the calls of its environment. None if no environment of the batch has tools, which
             is the same on all ranks.
         tool_names: the tools of all environments; the same on all ranks.
-        trains_all: whether each conversation that was delivered is trained, or one of them; None:
-            nothing is, in evaluation.
+        trains_all: whether each delivered conversation is trained, or only one; None in evaluation,
+            where nothing is trained.
         teacher: whether a teacher scores the rollouts of the batch; the same on all ranks.
     """
     # An agent that wants a conversation untrained loses nothing by it.
@@ -93,7 +93,7 @@ def rollout_stats(
 
 
 def _of_tools(counts: ToolCounts, names: Sequence[str]) -> dict[str, Any]:
-    """Return the calls and failures of each tool, and under "" of all calls."""
+    """Return the calls and failures of each tool, and under "" of all tools."""
     both = ("tool_calls", counts.calls), ("tool_failures", counts.failures)
     return {key: {"": of.total(), **{name: of[name] for name in names}} for key, of in both}
 
@@ -110,7 +110,7 @@ def _of_teacher(rollout: Rollout) -> dict[str, Any]:
 
 
 def named_rewards(rollout: Rollout) -> dict[str, float]:
-    """Return the mean reward of each name, over its conversations with a reward of their own."""
+    """Return the mean reward of each name, over its conversations that have their own reward."""
     rewards: dict[str, list[float]] = {}
     for one in (rollout.main_row, *rollout.branches):
         if one is not None and one.delivered and one.name is not None and one.reward is not None:
@@ -121,7 +121,7 @@ def named_rewards(rollout: Rollout) -> dict[str, float]:
 def rewards_by_name(stats: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the rewards of the rollouts that have one for a name, for each name.
 
-    A name is an environment's, of a dict of environments, or else one that an agent has given.
+    A name is an environment's name in a dict of environments, or a name that an agent used.
     """
     rewards: dict[str, list[float]] = {}
     for row in stats:
@@ -136,7 +136,7 @@ def rewards_by_name(stats: Sequence[Mapping[str, Any]]) -> dict[str, list[float]
 def note_rewards_by_name(
     stats: Sequence[Stats], of_ranks: Sequence[Mapping[str, Sequence[float]]]
 ) -> None:
-    """Note the rewards by name of all ranks, so that each rank logs the same."""
+    """Note the rewards by name of all ranks, so that each rank logs the same names."""
     together: dict[str, list[float]] = {}
     for of_rank in of_ranks:
         for name, rewards in of_rank.items():
@@ -146,7 +146,7 @@ def note_rewards_by_name(
 
 
 def tool_calls(stats: Sequence[Mapping[str, Any]], key: str = "tool_calls") -> dict[str, int]:
-    """Return how many calls the rollouts made, by tool and under "" altogether.
+    """Return how many calls the rollouts made, by tool, and under "" for all tools.
 
     Args:
         stats: of at least one rollout.
@@ -156,7 +156,7 @@ def tool_calls(stats: Sequence[Mapping[str, Any]], key: str = "tool_calls") -> d
 
 
 def note_tool_calls(stats: Sequence[Stats], of_ranks: Sequence[Mapping[str, int]]) -> None:
-    """Note how many calls a rank's rollouts made in the mean, by tool."""
+    """Note the mean number of calls of a rank's rollouts, by tool."""
     of_a_rank = {name: sum(of[name] for of in of_ranks) / len(of_ranks) for name in of_ranks[0]}
     for row in stats:
         row["tool_calls_of_a_rank"] = of_a_rank
@@ -168,7 +168,7 @@ def any_images(stats: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def note_images(stats: Sequence[Stats], found: bool) -> None:
-    """Note whether a rollout of any rank has an image, so that each rank logs the same."""
+    """Note whether a rollout of any rank has an image, so that each rank logs the same names."""
     for row in stats:
         row["batch_has_images"] = found
 
@@ -179,13 +179,13 @@ def log_batch(
     log_metric: Callable[[str, float], None] | None,
     log_extra: Callable[[str, list[Any]], None] | None,
 ) -> None:
-    """Log the metrics of a batch, once, whichever reward function comes first.
+    """Log the metrics of a batch once, from whichever reward function runs first.
 
     Args:
         stats: the column `rollout_stats`.
-        columns: the other ones, extras among them; the mean of each whose name has a slash
-            is logged, and `num_turns` and `stop_reason` are for TRL's table of completions.
-        log_metric: as TRL hands it to reward functions; None where TRL does not.
+        columns: the other columns, including extras. The mean of each column with a slash in its
+            name is logged; `num_turns` and `stop_reason` go to TRL's table of completions.
+        log_metric: the function that TRL passes to reward functions; None if TRL does not.
         log_extra: likewise.
     """
     first = stats[0] if stats else None
@@ -244,14 +244,14 @@ def log_rollout_metrics(
 
 
 def is_metric(name: str) -> bool:
-    """Return whether an extra is logged: its name has a slash, as those of metrics have."""
+    """Return whether an extra is logged, because its name has a slash like those of metrics."""
     return "/" in name
 
 
 def log_extra_metrics(
     columns: Mapping[str, Sequence[Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log the mean of each column that is a metric, over the rollouts that have a number there."""
+    """Log the mean of each column that is a metric, over the rollouts that have a number in it."""
     for name in filter(is_metric, columns):
         numbers = [
             float(value)
@@ -264,7 +264,7 @@ def log_extra_metrics(
 def _log_tools(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log calls in a rollout and the share that failed, as TRL's own tool loop; then by tool."""
+    """Log calls per rollout and the share that failed, like TRL's own tool loop; then by tool."""
     calls, failures = tool_calls(stats), tool_calls(stats, "tool_failures")
     # TRL takes the mean over the ranks, each of which has its own number of calls.
     each = stats[0].get("tool_calls_of_a_rank", calls)
@@ -280,7 +280,7 @@ def _log_tools(
 def _log_teacher(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log how far the policy is from the teacher, and how many rows that did not score."""
+    """Log the distance of the policy from the teacher, and how many rows were not scored."""
     keys = ("unscored_rows", "scored_rows", "scored_tokens", "reverse_kl")
     unscored, scored, tokens, divergence = (sum(row[key] for row in stats) for key in keys)
     rows = unscored + scored
@@ -291,7 +291,7 @@ def _log_teacher(
 def _log_branches(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log how agents branched and rewrote; an environment has one conversation, unchanged."""
+    """Log branches and rewrites of agents; an environment has neither."""
     branches = [row["branches"] for row in stats if row["branches"]]
     log_metric("rollout/branches/mean", sum(branches) / len(branches) if branches else math.nan)
     sampled = sum(row["branch_tokens"] + row["sampled_tokens"] for row in stats)
@@ -311,7 +311,7 @@ def _log_branches(
 def _log_rewards(
     stats: Sequence[Mapping[str, Any]], log_metric: Callable[[str, float], None]
 ) -> None:
-    """Log the rewards of each environment of several, and of each name that an agent gave."""
+    """Log the rewards of each named environment, and of each name that an agent used."""
     noted = stats[0].get("rewards_by_name")
     rewards = rewards_by_name(stats) if noted is None else noted
     for name in sorted({*stats[0]["environments"], *rewards}):

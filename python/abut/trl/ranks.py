@@ -1,8 +1,8 @@
-"""The ranks of a training run: what they exchange when they start, and after each batch.
+"""The ranks of a training run: exchanges when they start, and after each batch.
 
 Invariant: every rank takes part in the exchange of failures, whatever happened to it, so that no
-rank waits for one that has given up. If one rank raises, all do. The other exchanges of a batch
-come after that.
+rank waits for a rank that has given up. If one rank raises, all ranks raise. The other exchanges of
+a batch come after this one.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,12 +30,13 @@ def judged(
 
     Args:
         accelerator: of the trainer.
-        max_failed_frac: the largest share of failed rollouts that is no error.
+        max_failed_frac: the largest share of failed rollouts that does not raise.
         play: returns the result, and the failures.
 
     Raises:
-        RolloutError: more failed than may, over all ranks, or another rank raised; it names that.
-        Exception: what `play` raises.
+        RolloutError: too many rollouts failed, over all ranks; or another rank raised, and is
+            named.
+        Exception: any error of `play`.
     """
     if accelerator.num_processes == 1:
         played, failures, tally = play()
@@ -64,7 +65,7 @@ def judged(
 
 
 def gathered(accelerator: Any, value: T) -> list[T]:
-    """Return what each rank has, in the order of the ranks; all have to ask."""
+    """Return the value of each rank, in the order of ranks; all ranks must call it."""
     if accelerator.num_processes == 1:
         return [value]
     from accelerate.utils import gather_object
@@ -73,7 +74,7 @@ def gathered(accelerator: Any, value: T) -> list[T]:
 
 
 def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
-    """The names that any rank has, on all ranks the same and in one order; all have to ask."""
+    """Return the names that any rank has, in the same order everywhere; all ranks must call it."""
     if accelerator.num_processes == 1:
         return list(names)
     from accelerate.utils import gather_object
@@ -82,13 +83,13 @@ def of_all_ranks(accelerator: Any, names: Iterable[str]) -> list[str]:
 
 
 def serve_ranks(gateway: Gateway, run_id: str, trainer: Any) -> None:
-    """Start this rank's gateway, and tell the others where it is.
+    """Start this rank's gateway, and send its address to the other ranks.
 
-    Every rank takes part in this exchange when its engine is built; after that no rank waits
-    for another one here.
+    Every rank takes part in this exchange when its engine is built; after that, no rank waits for
+    another here.
 
     Raises:
-        EnvError: a rank cannot listen at its address; raised on all ranks.
+        EnvError: a rank cannot listen on its address; raised on all ranks.
     """
     accelerator = trainer.accelerator
     if accelerator.num_processes == 1:

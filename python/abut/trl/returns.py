@@ -1,8 +1,8 @@
-"""Returns of turns, and how far each is from those of the other rollouts of its group.
+"""Returns of turns, compared with the other rollouts of the group.
 
 Invariant: a rollout is compared only with the other rollouts of its group, and at each turn with
-all of them. So nothing that it did itself, not even when it ended, is in what it is compared with,
-and the gradient points where the expected return grows.
+all of them. So its baseline does not depend on anything it did itself, not even on when it ended,
+and the gradient points in the direction in which the expected return grows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Scale: TypeAlias = Literal["group", "batch", "none"]
 
 _LEAST = 1e-4
-"""TRL's: what it adds to each standard deviation."""
+"""The number that TRL adds to each standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class PathReturns:
 
     Attributes:
         place: its rollout in the batch, and its number there.
-        group: that the rollout belongs to.
+        group: the group of the rollout.
         returns: `(turns of the path,)` float64.
-        own: the first turn that is its own.
+        own: the index of its first own turn.
     """
 
     place: tuple[int, int]
@@ -45,16 +45,16 @@ def path_of(
     before: int = 0,
     discount: float = 1.0,
 ) -> PathReturns:
-    """Return the path of a conversation; one without turns has a single return, its reward.
+    """Return the path of a conversation; without turns it has a single return, the reward.
 
     Args:
         place: see `PathReturns`.
         group: see `PathReturns`.
-        reward: all that the conversation was paid.
-        of_turns: the part of it that each turn of the path was paid; None: nothing. The rest is
-            paid at the last turn.
-        before: how many of them are not its own.
-        discount: of what is paid a turn later.
+        reward: the total reward of the conversation.
+        of_turns: the part of the reward that each turn of the path got; None: nothing. The rest
+            counts at the last turn.
+        before: how many of these turns are not its own.
+        discount: the factor on a reward that is one turn later.
     """
     # A rollout that failed may have a reward and no turn, and counts among the others all the same.
     paid = np.array([value or 0.0 for value in of_turns] or [0.0])
@@ -128,7 +128,7 @@ def _means(rows: Floats, of: NDArray[np.intp]) -> Floats:
 
 
 def increments(scores: Iterable[float | None]) -> list[float | None]:
-    """Return what each turn added to a running score; None where there was none."""
+    """Return how much each turn added to a running score; None where there was no score."""
     found: list[float | None] = []
     last = 0.0
     for score in scores:

@@ -1,14 +1,14 @@
-"""Reward functions for `GRPOTrainer`: those that abut has, and how it wraps a trainer's own.
+"""Reward functions for `GRPOTrainer`: abut's own, and wrappers for those of a trainer.
 
 Invariant: `env_reward` and every function in `scored_only` return None for a rollout that was not
 measured (it failed, sampled nothing, or its adapter says so), so that TRL leaves the row out of the
-group's baseline. An environment without a score of its own leaves the score to the other functions.
+group's baseline. For an environment without its own score, the other functions score the rollout.
 
-At the first batch abut wraps each function of a trainer once, in its place, with its name and
-asynchronous if it was; a reward model stays what it is. Every batch is logged once, whatever
-functions there are. The wrapper also hands over `completions`: TRL makes that column of the tokens
-after the `rollout_func` has returned, one message with the text of all turns, and refuses a column
-of that name.
+At the first batch abut replaces each function of a trainer by a wrapper with the same name,
+asynchronous if the function is; reward models are not wrapped. Every batch is logged once, whatever
+functions there are. The wrapper also passes `completions` as messages, because TRL builds that
+column from the tokens after the `rollout_func` has returned, as one message with the text of all
+turns, and refuses a column of that name.
 """
 
 import functools
@@ -30,7 +30,7 @@ OWN_REWARDS = (
     "a conversation with its own reward (AgentResult.rewards) is judged by that reward alone: "
     "the trainer's reward functions do not count for it"
 )
-"""Logged once, where there are reward functions besides `env_reward`."""
+"""Logged once, if there are reward functions besides `env_reward`."""
 
 
 def env_reward(
@@ -42,12 +42,12 @@ def env_reward(
     log_extra: Callable[[str, list[Any]], None] | None = None,
     **extras: Any,
 ) -> list[float | None]:
-    """Reward function for `GRPOTrainer`: the environment's own reward; None where it has none.
+    """Reward function for `GRPOTrainer`: the environment's own reward; None if there is none.
 
-    Logs the metrics of the batch, as `log_batch` does, unless another function has done so.
+    Also logs the metrics of the batch, unless another function has done so.
 
     Raises:
-        ValueError: the trainer has no `rollout_func` of abut's, so nobody measured a reward.
+        ValueError: the trainer's `rollout_func` is not abut's, so there are no rewards.
     """
     if env_reward is None:
         raise ValueError(
@@ -62,13 +62,13 @@ def env_reward(
 def no_reward(
     completions: Sequence[Any], *, measured: Sequence[bool] | None = None, **columns: Any
 ) -> list[float | None]:
-    """Reward function for `GRPOTrainer`: 0 for each rollout that did not fail, whatever it did.
+    """Reward function for `GRPOTrainer`: 0 for each rollout that did not fail.
 
-    For `credit=ReverseKL(…)` without rewards: all advantages come from the teacher then, also in
-    environments that have no score.
+    Use it with `credit=ReverseKL(…)` to train without rewards: all advantages then come from the
+    teacher, also in environments without a score.
 
     Raises:
-        ValueError: the trainer has no `rollout_func` of abut's.
+        ValueError: the trainer's `rollout_func` is not abut's.
     """
     if measured is None:
         raise ValueError(
@@ -79,23 +79,24 @@ def no_reward(
 
 
 def scored_only(reward_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reward function: None for each rollout that was not measured.
+    """Wrap a reward function so that it returns None for each rollout that was not measured.
 
     A rollout is not measured if it failed, if it sampled nothing, or if its adapter says so: NeMo
-    Gym's `mask_sample`, an Eval Protocol row without a result, `AgentResult(measured=False)`. All
-    other rollouts are scored by `reward_func`, also those whose environment has no reward of its
-    own, and those that a budget cut. The column `measured` of `make_rollout_func` says which.
+    Gym's `mask_sample`, an Eval Protocol row without a result, `AgentResult(measured=False)`.
+    `reward_func` scores all other rollouts, including those whose environment has no reward of its
+    own and those that a budget cut. The column `measured`, from `make_rollout_func`, says which
+    rollouts were measured.
 
     TRL leaves a row out only if *every* reward function returns None. The wrapper of an
-    asynchronous function is asynchronous too, also for a `functools.partial` of one, or an object
-    whose `__call__` is. `env_reward` needs no wrapper, and is returned as it is.
+    asynchronous function is asynchronous, also for a `functools.partial` of one or an object with
+    an asynchronous `__call__`. `env_reward` does not need a wrapper and is returned unchanged.
 
         brevity = scored_only(lambda completions, **_: [-len(c) for c in completions])
         brevity(["ab", "c"], measured=[True, False])  # [-2, None]
 
     Raises:
-        TypeError: `reward_func` is a reward model, which TRL gives tokens and no columns. Or, when
-            it is called, there is no column `measured`.
+        TypeError: `reward_func` is a reward model, to which TRL passes only tokens. The wrapper
+            raises it if there is no column `measured`.
     """
     if isinstance(reward_func, str) or is_reward_model(reward_func):
         name = reward_func if isinstance(reward_func, str) else type(reward_func).__name__
@@ -136,12 +137,12 @@ def _around(
     columns_of: Callable[[dict[str, Any]], dict[str, Any]],
     rewards_of: Callable[[Any, Mapping[str, Any]], Any] = lambda rewards, columns: rewards,
 ) -> Any:
-    """Return a reward function around another, as asynchronous as that, and of its name.
+    """Return a wrapper of a reward function, with its name, asynchronous if the function is.
 
     Args:
-        reward_func: is called inside.
-        columns_of: makes the columns that it is called with.
-        rewards_of: makes the result of its rewards and columns.
+        reward_func: the function to wrap.
+        columns_of: makes the columns with which it is called.
+        rewards_of: makes the result from its rewards and columns.
     """
 
     def wrapped(*args: Any, **columns: Any) -> Any:
@@ -168,7 +169,7 @@ _MODEL_HINT = (
 
 
 def warn_of_unwrapped(reward_funcs: Sequence[Any], *, stacklevel: int) -> None:
-    """Warn of each reward function that would score rollouts that failed."""
+    """Warn about each reward function that would score rollouts that failed."""
     for reward_func in reward_funcs:
         if getattr(reward_func, "__abut_scored_only__", False):
             continue
@@ -191,7 +192,7 @@ def _called(reward_func: Any) -> Any:
 
 
 def is_async_reward(reward_func: Any) -> bool:
-    """Return whether TRL takes it for asynchronous: a function, a partial of one, or an object."""
+    """Return whether a reward function, a partial of one, or an object is asynchronous."""
     called = _called(reward_func)
     return any(map(inspect.iscoroutinefunction, (called, called.__call__)))
 
@@ -203,7 +204,7 @@ def reward_name(reward_func: Any) -> str:
 
 
 def is_reward_model(reward_func: Any) -> bool:
-    """Return whether it is a reward model, which TRL gives tokens."""
+    """Return whether it is a reward model, to which TRL passes tokens."""
     torch = sys.modules.get("torch")  # a model exists only where torch was imported
     return torch is not None and isinstance(reward_func, torch.nn.Module)
 
@@ -221,8 +222,8 @@ def tool_names(kinds: Iterable[Any]) -> list[str]:
 def wrap_reward_functions(trainer: Any) -> None:
     """Wrap the reward functions of a trainer, each once.
 
-    TRL has read their names already, into `reward_func_names`. The trainer gets a new list, because
-    TRL keeps the list that the user has passed.
+    TRL has already read their names into `reward_func_names`. The trainer gets a new list, because
+    TRL keeps the list that the user passed.
     """
     trainer.reward_funcs = [
         _wrapped(function) if _can_be_wrapped(function) else function
@@ -240,16 +241,16 @@ def _is_of_envs(reward_func: Any) -> bool:
 
 
 def are_of_envs(reward_funcs: Iterable[Any]) -> bool:
-    """Return whether `env_reward` is all there is, so that no function scores what it leaves."""
+    """Return whether `env_reward` is the only function, so that no other one scores the rest."""
     return all(map(_is_of_envs, reward_funcs))
 
 
 def env_weight(trainer: Any) -> float:
-    """Return how often a rollout's reward has that of its environment in it.
+    """Return the weight of the environment's reward in a rollout's reward.
 
-    The rewards of turns are parts of that, so they count as often. It is the weight of
-    `env_reward`, or 1 where that is not among the trainer's functions, because another one may use
-    the environment's reward.
+    The rewards of turns are parts of the environment's reward, so they have the same weight. It is
+    the weight of `env_reward`, or 1 if that is not among the trainer's functions, because another
+    function may use the environment's reward.
     """
     pairs = zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True)
     weights = [weight for function, weight in pairs if _is_of_envs(function)]
@@ -257,7 +258,7 @@ def env_weight(trainer: Any) -> float:
 
 
 def total_reward(rewards: Iterable[float | None], weights: Iterable[float]) -> float | None:
-    """Return the sum that TRL makes of the rewards of functions; None: no function gave one."""
+    """Return TRL's weighted sum of the functions' rewards; None if no function gave a reward."""
     pairs = zip(rewards, weights, strict=True)
     known = [weight * reward for reward, weight in pairs if reward is not None]
     return sum(known) if known else None
@@ -274,7 +275,7 @@ class ModelMetrics:
         self._followed: Any = None
 
     def add(self, trainer: Any, rows: Mapping[str, Any], mode: str) -> None:
-        """Note a batch, on all ranks, unless a reward function logs it."""
+        """Add a batch, on all ranks, unless a reward function logs it."""
         if any(getattr(function, _WRAPPED, False) for function in trainer.reward_funcs):
             return
         self._follow(trainer)
@@ -310,7 +311,7 @@ class ModelMetrics:
 
 
 def _means(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the batches that have a number there."""
+    """Return the mean of each metric over the batches that have a number for it."""
     names = dict.fromkeys(name for batch in batches for name in batch)
     means = {}
     for name in names:
@@ -326,7 +327,7 @@ def _wrapped(function: RewardFunction) -> RewardFunction:
 
 
 def _handed_over(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a batch as a function gets them; log the batch, if nobody has."""
+    """Return the columns of a batch as a function gets them; log the batch if it was not logged."""
     handed = dict(columns)
     told = handed.pop(COMPLETIONS, None)
     if told is not None and "completions" in handed:

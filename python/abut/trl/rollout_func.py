@@ -1,7 +1,7 @@
 """The `rollout_func` of `GRPOTrainer`: the prompts of a batch in, its rows out.
 
-Invariant: one row for each prompt, in order, each exactly what the engine saw and sampled; a row
-ends on a sampled token; a failed rollout is a row that carries no weight.
+Invariant: there is one row for each prompt, in order, with exactly the tokens that the engine saw
+and sampled; a row ends with a sampled token; a failed rollout is a row without weight.
 """
 
 import dataclasses
@@ -94,33 +94,34 @@ def make_rollout_func(
     """Return a `rollout_func` for `GRPOTrainer`.
 
     Args:
-        env: an Env class or a factory without arguments, of which each episode gets a fresh one;
-            an environment pool, which lends it one; what `abut.tool_env` returns; a class as TRL's
-            `environment_factory` takes it (`reset` and tools, no `step`; see
-            `from_environment_factory`); an agent (`abut.agent`); or a dict of these, of which each
-            row of the dataset names one in its column `environment`.
+        env: what plays the rollouts. An Env class or a factory without arguments, which makes a
+            fresh environment for each episode; an environment pool, which lends one; the result of
+            `abut.tool_env`; a class for TRL's `environment_factory` (`reset` and tools, no `step`;
+            see `from_environment_factory`); an agent (`abut.agent`); or a dict of these, from which
+            each row of the dataset chooses by its column `environment`.
         config: limits and policies; None takes the defaults.
-        processor: None derives one from the tokenizer's chat template.
-        sampler: "auto" asks the trainer's vLLM, a server or an engine in this process, or without
-            vLLM samples with the trainer's model.
-        system_prompt: for prompts that have no system message.
-        recorder: keeps every rollout, and its rewards and advantage. A path that ends in `.jsonl`
-            is a file of JSON lines, any other path a folder of Parquet files.
-        record_images: a folder, in which each picture of a recorded rollout is a file `HASH.png`
-            (or another suffix); records have the hashes.
-        gateway: where agents ask the policy; None serves on the loopback, at a free port.
-        credit: how rewards of turns become advantages of their tokens, under
-            `abut.trl.GRPOTrainer`: `Returns(discount=…)`, or a function that gets a group of
-            `ScoredRollout` and returns `[rollout][conversation, main first][own turn]`, each a
-            number or one for each sampled token. It gets only conversations that have turns.
-            `ReverseKL(teacher)` adds how far each token is from a teacher. None: all tokens have
-            the rollout's advantage.
+        processor: writes the conversations; None derives one from the tokenizer's chat template.
+        sampler: draws the turns. "auto" uses the trainer's vLLM (a server, or an engine in this
+            process) or, without vLLM, the trainer's model.
+        system_prompt: put before each prompt; the prompts must not have system messages.
+        recorder: records every rollout with its rewards and advantage: a path or a recorder object.
+            A path that ends in `.jsonl` is a file of JSON lines, any other path a folder of Parquet
+            files.
+        record_images: a folder in which each image of a recorded rollout is stored as `HASH.png`
+            (or another suffix); the records have the hashes.
+        gateway: the server through which agents call the policy; None serves on the loopback, on a
+            free port.
+        credit: how rewards of turns become advantages of their tokens, with `abut.trl.GRPOTrainer`:
+            `Returns(discount=…)`, or a function that gets a group of `ScoredRollout` (only
+            conversations with turns) and returns `[rollout][conversation, main first][own turn]`,
+            each a number or one number per sampled token. `ReverseKL(teacher)` subtracts each
+            token's distance from a teacher. None: all tokens have the rollout's advantage.
 
     Raises:
-        TypeError: `env` is no class, factory, pool or dict of these, or another argument is none
-            of what it may be.
-        ValueError: `sampler` is an unknown name, `env` an empty dict, or agents are given what
-            writes conversations.
+        TypeError: `env` is not a class, factory, pool, agent or dict of these, or another argument
+            has a wrong type.
+        ValueError: `sampler` is an unknown name, `env` is an empty dict, or agents get a
+            `system_prompt` or a processor of plain text.
         MissingExtraError: TRL is not installed, or older than 0.29.1.
     """
     check_trl_version(stacklevel=2)
@@ -144,10 +145,10 @@ def make_rollout_func(
     hint="call make_rollout_func in the process that trains",
 )
 class RolloutFunc:
-    """Called by `GRPOTrainer` with the prompts of this rank, already repeated for each group."""
+    """The function that `GRPOTrainer` calls with this rank's prompts, repeated for each group."""
 
     images_in_prompts = True
-    """It finds the images of the dataset there, so the trainer puts them there."""
+    """True: it expects the images of the dataset in the prompts, so the trainer puts them there."""
 
     def __init__(self, arguments: Arguments, credit: Credit = None) -> None:
         self._arguments, self._credit = arguments, credit
@@ -162,10 +163,10 @@ class RolloutFunc:
         self._finishing: Finishing | None = None
         self._warned_of_unseen = False
         self._extras: dict[str, None] = {}
-        """The names of extras that any rollout has had, on all ranks the same and in one order."""
+        """The names of extras that any rollout has had, in the same order on all ranks."""
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Return the columns that TRL requires and the extras for reward functions."""
+        """Return the columns that TRL requires, and the extras for reward functions."""
         # `extend` changes the class of a trainer, and with it which conversations are rows.
         built_for = self._built_for
         if built_for is None or built_for[0] is not trainer or built_for[1] is not type(trainer):
@@ -214,7 +215,7 @@ class RolloutFunc:
         rollouts: Sequence[Rollout],
         rows: Mapping[str, list[Any]],
     ) -> RowScoring:
-        """Return all rows of a batch, of which `rows` has the main ones."""
+        """Return all rows of a batch; `rows` has the main ones."""
         assert self._engine is not None
         only_envs = are_of_envs(trainer.reward_funcs)
         batch = rows_of_batch(
@@ -235,7 +236,7 @@ class RolloutFunc:
     def _play(
         self, prompts: Sequence[Any], trainer: Any
     ) -> tuple[tuple[list[RolloutTask], list[Rollout], dict[str, list[Any]]], Failures, Tally]:
-        """Return the tasks, rollouts and rows of this rank's prompts, and the failures of them."""
+        """Return the tasks, rollouts and rows of this rank's prompts, and the failures."""
         assert self._engine is not None
         mode = "train" if trainer.model.training else "eval"
         tasks = [self._for_task(task) for task in self._tasks.of_batch(prompts, trainer, mode)]
@@ -262,7 +263,7 @@ class RolloutFunc:
         return (tasks, rollouts, rows), failures, failures.tally(rollouts)
 
     def _has_running_score(self, task: RolloutTask) -> bool:
-        """Return whether each turn's reward is a score of all turns so far, not its own pay."""
+        """Return whether each turn's reward is a running score, not the reward of that turn."""
         return self._arguments.config.reward == "last" and player_of(task) is None
 
     @property
@@ -275,10 +276,10 @@ class RolloutFunc:
             self._recorder.flush()
 
     def flush(self) -> None:
-        """Wait until what was recorded is on disk.
+        """Wait until all records are on disk.
 
         Raises:
-            OSError: it could not be written.
+            OSError: a record could not be written.
         """
         if isinstance(self._recorder, BackgroundRecorder):
             self._recorder.wait()
@@ -300,7 +301,7 @@ class RolloutFunc:
         return lambda rollout: keep.write(tasks[rollout.index], rollout, step=step)
 
     def _build_engine(self, trainer: Any) -> tuple[Engine, ForTask]:
-        """Return the engine, and what completes a task for it."""
+        """Return the engine, and the function that completes a task for it."""
         refuse_server_distillation(trainer)
         check_tool_loop(trainer)
         if not isinstance(trainer, AllRows):
@@ -361,7 +362,7 @@ class RolloutFunc:
 
 
 def _takes_means_of_rows(trainer: Any) -> bool:
-    """Return whether the loss takes the mean over the tokens of each row; others add tokens up."""
+    """Return whether the loss takes the mean over the tokens of each row, not a sum over tokens."""
     from abut.trl.rows.row_weights import ROLLOUTS_VOTE  # torch, which a trainer has
 
     return getattr(trainer, "loss_type", "") in ROLLOUTS_VOTE  # distillation has none

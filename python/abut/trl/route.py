@@ -1,7 +1,7 @@
 """The choice of the environment that plays a row.
 
-Invariant: the environment that a row names plays it, or the only one there is. A row that names
-none of several is an error before anything is played.
+Invariant: a row is played by the environment that it names, or by the only environment. If there
+are several and a row does not name one, an error is raised before anything is played.
 """
 
 from collections.abc import Mapping
@@ -16,27 +16,27 @@ from abut.gateway.server.gateway import Gateway
 from abut.tools.environment_factory import from_environment_factory, makes_environment_for_trl
 
 EnvKind: TypeAlias = EnvFactory | EnvPool | EnvSource
-"""Plays a row."""
+"""The environment or agent that plays a row."""
 
 OneEnv: TypeAlias = EnvKind | type[AcceptedForTRL] | Agent
 EnvArgument: TypeAlias = OneEnv | Mapping[Any, OneEnv]
-"""The argument `env`; the names of a mapping are of any type that the column holds."""
+"""The argument `env`; the names of a mapping may have any type that the column has."""
 
 ROUTE = "environment"
-"""The column that names a row's environment; TRL's `environment_factory` reads the same one."""
+"""The column that names a row's environment; TRL's `environment_factory` reads the same column."""
 
 
 class EnvRoute:
-    """The environments that `env` stands for: one, or several by name.
+    """The environments in the argument `env`: one, or several by name.
 
     Args:
         env: an Env class, a factory without arguments, an environment pool, a source of
             environments, a class for TRL's `environment_factory`, an agent, or a mapping of names
             to these.
-        gateway: where agents ask the policy.
+        gateway: the server through which agents call the policy.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: `env` is not one of these.
         ValueError: the mapping is empty.
     """
 
@@ -55,12 +55,12 @@ class EnvRoute:
 
     @property
     def is_by_name(self) -> bool:
-        """True if each row has to name its environment."""
+        """True if each row must name its environment."""
         return self._named is not None
 
     @property
     def names(self) -> list[str]:
-        """The names by which rows name environments; none if there is only one environment."""
+        """The names by which rows name environments; empty if there is only one environment."""
         return list(map(str, self._named or ()))
 
     @property
@@ -74,14 +74,14 @@ class EnvRoute:
         return [kind for kind in self.kinds if isinstance(kind, AgentSource)]
 
     def of_row(self, columns: Mapping[str, Any], row: str) -> tuple[EnvKind, dict[str, Any]]:
-        """Return what plays a row, and the columns that are not spent on choosing it.
+        """Return the environment of a row, and the columns except for the one that chooses it.
 
         Args:
-            columns: those of the row.
-            row: says in errors which row it is.
+            columns: the columns of the row.
+            row: names the row in errors.
 
         Raises:
-            ValueError: the row names no environment, or one that does not exist.
+            ValueError: the row does not name an environment, or names one that does not exist.
         """
         if self._named is None:
             return self._only, dict(columns)
@@ -100,14 +100,15 @@ class EnvRoute:
     def check_column(self, dataset: Any) -> None:
         """Refuse a dataset in which some row names an environment that does not exist.
 
-        Only the batch that draws such a row would find it, perhaps after hours.
+        Otherwise only the batch with such a row would fail, perhaps after hours.
 
         Args:
-            dataset: of `datasets`; one whose columns cannot be read, such as a stream, is not
-                checked.
+            dataset: a `datasets` dataset. It is not checked if its columns cannot be read in
+                advance, as in a stream.
 
         Raises:
-            ValueError: names the first such row, by its number from 0.
+            ValueError: a row names an unknown environment; gives the number of the first one, from
+                0.
         """
         if self._named is None or ROUTE not in (getattr(dataset, "column_names", None) or ()):
             return

@@ -1,10 +1,9 @@
-"""The records of a training run: its rollouts, and the scores that they got.
+"""The records of a training run: its rollouts and their scores.
 
-Scores are known only after the `rollout_func` has returned. Each reward function sees its own
-values, and none the advantages: TRL has no public door to all of them. They are read where its
-table of completions comes from, `trainer._logs`, which is private and holds the last batch of all
-ranks, in their order. Whatever is not there, in a TRL that keeps it elsewhere, is recorded as
-absent.
+Scores are known only after the `rollout_func` has returned. Each reward function sees only its own
+values and never the advantages, and TRL has no public API for all of them. They are read from
+`trainer._logs`, the source of TRL's table of completions, which is private and has the last batch
+of all ranks, in order. If a TRL version keeps a value elsewhere, it is recorded as absent.
 """
 
 import itertools
@@ -23,15 +22,15 @@ from abut.trl.rows.row_batch import RowBatch
 
 
 class RolloutRecorder:
-    """Writes the rollouts of one rank of a training run, each with where it belongs.
+    """Writes the rollouts of one rank of a training run, each with run, rank, mode and step.
 
     Args:
-        recorder: keeps them.
-        run_id: of the run.
-        rank: of this process.
+        recorder: the recorder that keeps them.
+        run_id: the id of the run.
+        rank: the rank of this process.
         mode: "train" or "eval".
-        tokenizer: its name.
-        images: keeps their pictures; None: nobody does.
+        tokenizer: the name of the tokenizer.
+        images: the folder that keeps their images; None: images are not kept.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class RolloutRecorder:
         self._of_run = {"run_id": run_id, "rank": rank, "mode": mode, "tokenizer": tokenizer}
 
     def write(self, task: RolloutTask, rollout: Rollout, *, step: int | None) -> None:
-        """Keep one rollout; `step` is the trainer's, where that is known."""
+        """Record one rollout; `step` is the trainer's step, if it is known."""
         if self._images is not None:
             self._images.write(rollout)
         self._recorder.write(
@@ -69,15 +68,15 @@ class _ScoredBatch(NamedTuple):
     rollouts: Sequence[Rollout]
     run_id: str
     before: list[Any]
-    """The completions that were there: the same objects are there until the batch is scored."""
+    """The completions in the logs before; they stay the same objects until the batch is scored."""
 
 
 class TrainerScores:
-    """Hands on the scores of one batch after the other.
+    """Passes the scores of each batch on.
 
     Args:
-        write: gets them as records.
-        finish: called where training or an evaluation is over.
+        write: called with them as records.
+        finish: called when training or an evaluation is over.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class TrainerScores:
         self._batch = _ScoredBatch(trainer, rollouts, run_id, _completions(trainer))
 
     def collect(self) -> None:
-        """Write the scores of the batch that was noted, if it has been scored since."""
+        """Write the scores of the noted batch, if it has been scored since."""
         batch, self._batch = self._batch, None
         if batch is None or not _is_scored(batch):
             return
@@ -130,7 +129,7 @@ class TrainerScores:
         self._write(records)
 
     def _follow(self, trainer: Any) -> None:
-        """Be told when a step, an evaluation or training is over: no batch may follow."""
+        """Register for the end of a step, an evaluation or training: no batch may follow."""
         if self._followed is trainer or not hasattr(trainer, "add_callback"):
             return
         from transformers import TrainerCallback
@@ -152,7 +151,7 @@ class TrainerScores:
 
 
 def _rows_of(batch: _ScoredBatch) -> RowBatch | None:
-    """Return the rows of these rollouts; None: the trainer has one row for each."""
+    """Return the rows of these rollouts; None if the trainer has one row for each."""
     if not isinstance(batch.trainer, AllRows):
         return None
     kept = (batch.trainer.abut_rows, batch.trainer.abut_eval_rows)
@@ -160,7 +159,7 @@ def _rows_of(batch: _ScoredBatch) -> RowBatch | None:
 
 
 def _weights(trainer: Any) -> dict[str, float]:
-    """The weight of each reward function, by its name in the logs."""
+    """Return the weight of each reward function, by its name in the logs."""
     names = getattr(trainer, "reward_func_names", None) or ()
     weights = getattr(trainer, "reward_weights", None)
     if weights is None:
@@ -180,5 +179,5 @@ def _is_scored(batch: _ScoredBatch) -> bool:
 
 
 def _finite(value: Any) -> float | None:
-    """None where a reward function had none, which TRL keeps as NaN."""
+    """Return a reward, or None instead of the NaN that TRL keeps for a missing one."""
     return float(value) if value is not None and math.isfinite(value) else None

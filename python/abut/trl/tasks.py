@@ -1,8 +1,8 @@
 """The tasks of a batch: one for each prompt that TRL passes, in order.
 
-Invariant: the rollouts of a group share number and seed, also where ranks share the group; no two
-batches of a `rollout_func` share a name. The random draws of an evaluation follow from the position
-in it, never from the step, so that equal weights are judged equally.
+Invariant: the rollouts of a group share number and seed, also if the group is split over ranks;
+batches of a `rollout_func` never share a name. The random draws of an evaluation depend on the
+position in it, never on the step, so equal weights are judged equally.
 """
 
 import logging
@@ -28,12 +28,12 @@ from abut.trl.route import ROUTE, EnvRoute
 
 
 class Tasks:
-    """Makes the tasks of one batch after the other.
+    """Makes the tasks of consecutive batches.
 
     Args:
-        route: says which environment plays a row.
-        seed: that of the whole run.
-        system_prompt: for prompts that have no system message.
+        route: chooses the environment of a row.
+        seed: the seed of the whole run.
+        system_prompt: put before each prompt.
     """
 
     def __init__(self, route: EnvRoute, *, seed: int, system_prompt: str | None) -> None:
@@ -50,7 +50,7 @@ class Tasks:
         """Return the tasks of this rank's prompts, which are already repeated for each group.
 
         Raises:
-            ValueError: a prompt is of a wrong type or holds more than text, its row names no
+            ValueError: a prompt has a wrong type or unsupported content, its row does not name an
                 environment, or the trainer removed a column that abut reads.
         """
         generations = trainer.num_generations
@@ -102,19 +102,19 @@ class Tasks:
         generations: int,
         mode: Literal["train", "eval"] = "train",
     ) -> list[RolloutTask]:
-        """Return the tasks of one group, of a run that has no batches; `run_id` must be set.
+        """Return the tasks of one group, in a run without batches; `run_id` must be set.
 
-        The random draws follow from the number of the group, so that a resumed run goes on with
-        the same episodes.
+        The random draws depend on the number of the group, so a resumed run continues with the same
+        episodes.
 
         Args:
             row: of the dataset.
-            group: its number in the run, also over what the run was resumed from.
-            generations: how many rollouts it has.
-            mode: a group of an evaluation has the draws of `trainer.evaluate()`.
+            group: its number in the run, counted also over earlier parts of a resumed run.
+            generations: the number of its rollouts.
+            mode: "train", or "eval" for the draws of `trainer.evaluate()`.
 
         Raises:
-            ValueError: as `of_batch`.
+            ValueError: as for `of_batch`.
         """
         where = f"the prompt of group {group}"
         if "prompt" not in row:
@@ -166,7 +166,7 @@ class Tasks:
         )
 
     def run_id_of(self, trainer: Any) -> str:
-        """Return the id of this run; the first time, all ranks ask for it together."""
+        """Return the id of this run; all ranks must make the first call together."""
         self.run_id = self.run_id or _run_id(trainer)
         return self.run_id
 
@@ -177,7 +177,7 @@ class Tasks:
             datasets: one, several by name, or None.
 
         Raises:
-            ValueError: as `EnvRoute.check_column`.
+            ValueError: as for `EnvRoute.check_column`.
         """
         for dataset in datasets.values() if isinstance(datasets, Mapping) else [datasets]:
             if id(dataset) not in self._checked:
@@ -196,10 +196,11 @@ class Tasks:
     def _first_group(self, mode: str, trainer: Any, groups: int) -> int:
         """Return the number of a batch's first group, the same on all ranks.
 
-        In training the numbers go on from batch to batch, in a resumed run from about where they
-        were. Each evaluation begins at 0, so that it can be compared with the others. Where does
-        one evaluation end? `evaluate` logs at its end. `predict` does not, but has a data loader
-        of its own. So batches belong to one evaluation as long as neither changes.
+        In training the numbers continue from batch to batch, in a resumed run from about where they
+        were. Each evaluation begins at 0, so that evaluations can be compared. The end of an
+        evaluation is detected in two ways: `evaluate` logs at its end, and `predict` has its own
+        data loader. So batches belong to the same evaluation as long as neither the log nor the
+        loader changes.
         """
         step: int = trainer.state.global_step
         first = self._next_group.get(mode, step * groups)
@@ -213,10 +214,10 @@ class Tasks:
         return first
 
     def _name_batch(self, mode: str, step: int) -> str:
-        """Name the batch by the trainer's step and how many this step has had, of any trainer.
+        """Name the batch by the trainer's step and its number within the step, over all trainers.
 
         All ranks get their batches in the same order, so they agree on the name. A resumed run
-        takes steps again, so a rollout's name is unique only together with the run's id.
+        repeats steps, so a rollout's name is unique only together with the run's id.
         """
         name = f"{mode}-{step}"
         nth = self._batches[name]
@@ -261,10 +262,11 @@ class Tasks:
 
 
 def _check_media_columns(row: Mapping[str, Any], where: str) -> None:
-    """Refuse the media of a row that no prompt would show, where images of a column are shown.
+    """Refuse video and audio columns, because prompts show only the images of a row.
 
     Raises:
-        ValueError: a column holds video or audio; a path or a number is an environment's business.
+        ValueError: a column holds video or audio data. Paths and numbers are allowed, for
+            environments.
     """
     for name in ("video", "videos", "audio", "audios"):
         value = row.get(name)
@@ -294,7 +296,7 @@ def _ranks_can_talk() -> bool:
 
 
 def _joined(dataset_row: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of both; those in the prompt win, because they are nearer to it.
+    """Return the columns of both; columns in the prompt win, because they are more specific.
 
     Arrow fills keys that a row does not have with None, so None there is not a value.
     """
@@ -323,12 +325,12 @@ _METHOD = "_generate_and_score_completions"
 
 
 def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the dataset's row of each prompt; empty ones where the trainer has none.
+    """Return the dataset's row of each prompt; empty rows if the trainer has no rows.
 
     A row belongs to the prompt at the same position of the same batch.
 
     Raises:
-        ValueError: there are not as many rows as prompts, so no row is known to be a prompt's.
+        ValueError: the numbers of rows and prompts differ, so they cannot be matched.
     """
     frame = _frame_of(trainer)
     if frame is None:
@@ -346,12 +348,12 @@ def dataset_columns(trainer: Any, prompts: Sequence[Any]) -> list[Mapping[str, A
 
 
 def removed_columns(trainer: Any, mode: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns of the dataset that the trainer took out of its rows.
+    """Return the columns of the dataset that the trainer removed from its rows.
 
     Args:
         trainer: has `remove_unused_columns`, and the dataset as it was given.
         mode: "train" or "eval".
-        row: one of those that `dataset_columns` returned.
+        row: one of the rows that `dataset_columns` returned.
     """
     if not row or not getattr(trainer.args, "remove_unused_columns", False):
         return ()
@@ -362,7 +364,7 @@ def removed_columns(trainer: Any, mode: str, row: Mapping[str, Any]) -> tuple[st
 
 
 def _frame_of(trainer: Any) -> FrameType | None:
-    """The innermost call of the trainer's method on this thread; a subclass's may be around it."""
+    """Return the innermost frame of the trainer's method on this thread, inside any subclass's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

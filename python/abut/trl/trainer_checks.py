@@ -1,4 +1,4 @@
-"""Warnings of a setup under which training goes on and learns nothing useful."""
+"""Checks of a trainer's setup: errors, and warnings where training would be useless."""
 
 import logging
 import warnings
@@ -29,22 +29,22 @@ _ONE_ROW = 'RolloutConfig(branch="longest"), which trains one conversation of ea
 
 
 def refuse_server_distillation(trainer: Any) -> None:
-    """Refuse TRL's `ServerDistillationTrainer`, also a subclass that calls a `rollout_func`.
+    """Refuse TRL's `ServerDistillationTrainer`, also subclasses that call a `rollout_func`.
 
     Raises:
-        TypeError: the trainer is one.
+        TypeError: the trainer is a `ServerDistillationTrainer`.
     """
     if any(c.__name__ == "ServerDistillationTrainer" for c in type(trainer).__mro__):
         raise TypeError(SERVER_DISTILLATION)
 
 
 def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) -> bool:
-    """Warn if no rollout of a batch shows a line of its string prompt; returns whether it warned.
+    """Warn if no rollout of a batch shows a line of its string prompt; return whether it warned.
 
     A string prompt is a seed of `reset`, and an environment may use it as it likes. So only
-    questions are reported: never numbers or single words, one text for all rollouts, or a batch of
-    which any line of any prompt was shown. Agents are left out: they get the prompt as a column,
-    and may pass it to whatever they like.
+    question-like prompts are reported: not numbers, single words, one text for all rollouts, or a
+    batch in which any line of any prompt was shown. Agents are exempt: they get the prompt as a
+    column and may use it in any way.
     """
     played = [
         (prompt, rollout.messages)
@@ -70,9 +70,9 @@ def warn_of_unseen(tasks: Sequence[RolloutTask], rollouts: Sequence[Rollout]) ->
 
 
 def warn_of_unused_rewards(rollouts: Sequence[Rollout]) -> None:
-    """Warn once where agents give conversations rewards, and the trainer does not look at them.
+    """Warn once if agents give rewards to conversations and the trainer ignores these rewards.
 
-    An agent that judges the rollout by its row's own reward loses nothing.
+    An agent whose rollout reward equals the reward of its row does not lose anything.
     """
     if any(rollout.rewards and rollout.reward != rollout.row_reward for rollout in rollouts):
         _once.warn(
@@ -84,7 +84,7 @@ def warn_of_unused_rewards(rollouts: Sequence[Rollout]) -> None:
 
 
 def _shows(messages: Sequence[Message], prompt: str) -> bool:
-    """Return whether any line of a prompt stands in what was said before the policy spoke."""
+    """Return whether any line of a prompt is in the messages before the policy's first turn."""
     opening: list[str] = []
     for message in messages:
         if message.get("role") == "assistant":
@@ -97,7 +97,7 @@ def _shows(messages: Sequence[Message], prompt: str) -> bool:
 def check_end_tokens(
     trainer: Any, hf_tokenizer: Any, end_token_id: int, *, stacklevel: int
 ) -> None:
-    """Warn where TRL would take each row for one that was cut, because of its EOS tokens.
+    """Warn if TRL would count each row as cut, because of its EOS tokens.
 
     Raises:
         ValueError: there is no token to pad rows with.
@@ -134,16 +134,16 @@ def check_end_tokens(
 def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklevel: int) -> None:
     """Refuse settings under which the rows of a rollout would not add up to its loss.
 
-    Warns of classes that replace methods which make and train rows.
+    Also warns about classes that override methods which make and train rows.
 
     Args:
-        trainer: that makes rows.
+        trainer: the trainer that makes rows.
         has_others: whether a rollout may have several rows.
-        has_credit: whether the tokens of a row have advantages of their own.
+        has_credit: whether the tokens of a row have their own advantages.
         stacklevel: of the warnings.
 
     Raises:
-        ValueError: names the setting, and what to do.
+        ValueError: a setting is not supported; names it, and what to do.
     """
     from abut.trl.rows.row_weights import check_loss_type
 
@@ -194,7 +194,7 @@ def check_one_reward(trainer: Any, what: str) -> None:
         what: the setting that needs a single reward.
 
     Raises:
-        ValueError: names the setting.
+        ValueError: it computes an advantage for each function; names the setting.
     """
     if getattr(trainer, "multi_objective_aggregation", "") == "normalize_then_sum":
         raise ValueError(
@@ -206,7 +206,7 @@ def check_one_reward(trainer: Any, what: str) -> None:
 
 
 def check_main_rows(trainer: Any, branch: BranchChoice | None, credit: Credit) -> None:
-    """Refuse what a trainer that has one row for each rollout cannot train.
+    """Refuse settings that a trainer with one row per rollout cannot train.
 
     Args:
         trainer: without `AllRows`.
@@ -214,7 +214,7 @@ def check_main_rows(trainer: Any, branch: BranchChoice | None, credit: Credit) -
         credit: see `make_rollout_func`.
 
     Raises:
-        TypeError: names the setting, and a trainer that takes it.
+        TypeError: there is such a setting; names it, and a trainer that supports it.
     """
     if isinstance(trainer, MainRows):
         name, without = "DistillationTrainer", "has no advantages"
@@ -242,7 +242,7 @@ def check_tool_loop(trainer: Any) -> None:
     """Refuse a trainer with tools of its own.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: the trainer has tools; names the argument.
     """
     kind = "DistillationTrainer" if isinstance(trainer, MainRows) else "GRPOTrainer"
     for name in ("tools", "environment_factory", "environment_factories"):
@@ -255,14 +255,14 @@ def check_tool_loop(trainer: Any) -> None:
 
 
 def check_teacher(trainer: Any, teacher: Teacher) -> None:
-    """Refuse settings under which a token's logprob and the teacher's are not of one temperature.
+    """Refuse settings in which the logprobs of student and teacher have other temperatures.
 
     Args:
         trainer: a `GRPOTrainer`.
         teacher: of `credit=ReverseKL(teacher)`.
 
     Raises:
-        ValueError: names the setting; or the dataset names a teacher that does not exist.
+        ValueError: the temperatures differ, or the dataset names a teacher that does not exist.
     """
     if trainer.temperature != 1:
         raise ValueError(
@@ -276,7 +276,7 @@ def check_teacher(trainer: Any, teacher: Teacher) -> None:
 
 
 def _replaced(trainer_class: type) -> list[tuple[str, str]]:
-    """Return the methods that a class before TRL's replaces, with the names of those classes."""
+    """Return the methods that subclasses of TRL's class override, with their class names."""
     order = trainer_class.__mro__
     # The last class that generates is TRL's own, or what a library has put in its place.
     trls = max(k for k, c in enumerate(order) if "_generate" in vars(c))

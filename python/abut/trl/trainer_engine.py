@@ -1,6 +1,6 @@
 """The arguments that `make_rollout_func` and `make_rollout_worker` share, and the engine of both.
 
-Invariant: a wrong argument is refused where it is given, by its name and with what it may be.
+Invariant: a wrong argument is refused immediately, by an error that names it and the valid values.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from abut.trl.route import EnvArgument, EnvRoute
 from abut.trl.tasks import Tasks
 
 SamplerArgument: TypeAlias = AnySampler | str
-"""The argument `sampler`: one of any kind, or "auto"."""
+"""The argument `sampler`: a sampler of any kind, or "auto"."""
 
 RecorderArgument: TypeAlias = Recorder | str | os.PathLike[str] | None
 
@@ -40,10 +40,10 @@ class Arguments:
     Attributes:
         tasks: makes the tasks, and has the route of `env` and `gateway`.
         config: limits and policies.
-        processor: None derives one from the tokenizer's chat template.
-        sampler: one, or "auto".
-        recorder: keeps the rollouts.
-        record_images: keeps their pictures.
+        processor: writes the conversations; None derives one from the tokenizer's chat template.
+        sampler: a sampler, or "auto".
+        recorder: records the rollouts.
+        record_images: stores their images.
     """
 
     tasks: Tasks
@@ -55,7 +55,7 @@ class Arguments:
 
     @property
     def route(self) -> EnvRoute:
-        """Says which environments there are."""
+        """The environments."""
         return self.tasks.route
 
 
@@ -70,12 +70,13 @@ def checked_arguments(
     gateway: Gateway | None,
     record_images: str | os.PathLike[str] | None = None,
 ) -> Arguments:
-    """Check the arguments of `make_rollout_func`, which has their documentation.
+    """Check the arguments of `make_rollout_func`, which documents them.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: `sampler` is an unknown name, `env` is empty, agents are given what writes
-            conversations, environments a limit of agents, or only pictures are recorded.
+        ValueError: `sampler` is an unknown name, `env` is empty, agents get a `system_prompt` or a
+            processor of plain text, environments get a limit of agents, or only images are
+            recorded.
     """
     _check_sampler(sampler)
     config = _checked_config(config)
@@ -104,15 +105,15 @@ class TrainerSide:
     """The part of an engine's settings that a trainer decides.
 
     Attributes:
-        hf_tokenizer: the trainer's.
+        hf_tokenizer: the trainer's tokenizer.
         model_limits: of the trained model.
         max_completion_tokens: used if the config has none.
-        sampler: makes the sampler that "auto" stands for.
-        chat_template: the trainer's own, if it has one.
+        sampler: makes the sampler for "auto".
+        chat_template: the trainer's own template, if it has one.
         chat_template_kwargs: variables for the chat template.
-        progress: show a bar.
+        progress: whether to show a progress bar.
         watch: see `Engine`.
-        images: of the trainer's processor; None: it has no image processor, or a refused one.
+        images: the image processor of the trainer; None: there is none, or abut refused it.
     """
 
     hf_tokenizer: Any
@@ -128,7 +129,7 @@ class TrainerSide:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """The tokens that end the turns of a model, how many it holds, and how many it knows."""
+    """The stop tokens, the context length and the vocabulary size of a model."""
 
     stop_token_ids: Sequence[int] = ()
     max_context_tokens: int | None = None
@@ -149,11 +150,11 @@ class ModelLimits:
 
 
 def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForTask]:
-    """Return the engine that plays for a trainer, and what completes a task for it.
+    """Return the engine that plays for a trainer, and the function that completes a task for it.
 
     Raises:
-        TypeError, TemplateError: as `bind_all`.
-        ValueError: as `ChatTemplateProcessor`, or `trainer.sampler`.
+        TypeError, TemplateError: as for `bind_all`.
+        ValueError: as for `ChatTemplateProcessor`, or `trainer.sampler`.
     """
 
     def processor_with(tools: Sequence[Mapping[str, Any]]) -> PartsProcessor:
@@ -181,10 +182,10 @@ def engine_for(trainer: TrainerSide, arguments: Arguments) -> tuple[Engine, ForT
 
 
 def _derived(trainer: TrainerSide, tools: Sequence[Mapping[str, Any]]) -> ChatTemplateProcessor:
-    """Return the processor of the trainer's template, with images where the template writes them.
+    """Return the processor of the trainer's template, with images if the template writes them.
 
-    A template of which only that cannot be proved still writes text; `check_images` says why to
-    whoever has images.
+    If only the images cannot be proved exact, the template still writes text; `check_images` raises
+    the reason if a prompt has images.
     """
 
     def make(images: ImageProcessor | None) -> ChatTemplateProcessor:
@@ -207,11 +208,11 @@ def _derived(trainer: TrainerSide, tools: Sequence[Mapping[str, Any]]) -> ChatTe
 def image_processor_of(
     processing_class: Any, processor: Processor | PartsProcessor | None
 ) -> ImageProcessor | None:
-    """Return what writes images for a trainer; None if they are refused.
+    """Return the image processor for a trainer; None if images are refused.
 
     Args:
-        processing_class: the trainer's.
-        processor: the argument of `make_rollout_func`; if it is given, it decides.
+        processing_class: the trainer's `processing_class`.
+        processor: the argument of `make_rollout_func`; if given, it decides.
     """
     if processor is not None:
         images = getattr(processor, "images", None)
@@ -228,7 +229,7 @@ def _check_sampler(sampler: Any) -> None:
     """Refuse an argument that is neither "auto" nor a sampler.
 
     Raises:
-        ValueError: it is another name.
+        ValueError: it is an unknown name.
         TypeError: it cannot sample.
     """
     if isinstance(sampler, str) and sampler != "auto":
@@ -281,11 +282,11 @@ def _checked_config(config: Any) -> RolloutConfig:
 def _route_of(
     env: EnvArgument, gateway: Any, *, system_prompt: str | None, processor: Any
 ) -> EnvRoute:
-    """Return the route, which says what plays which row.
+    """Return the route, which chooses the environment of a row.
 
     Raises:
         TypeError: `env` or `gateway` has a wrong type.
-        ValueError: `env` is empty, or agents are given what writes conversations.
+        ValueError: `env` is empty, or agents get a `system_prompt` or a processor of plain text.
     """
     if gateway is not None and not isinstance(gateway, Gateway):
         raise TypeError(
@@ -299,7 +300,7 @@ def _route_of(
 
 
 def _refuse_writers(system_prompt: str | None, processor: Any) -> None:
-    """Refuse arguments that would write into conversations which an agent writes itself."""
+    """Refuse arguments that would write into conversations that an agent writes itself."""
     if system_prompt is not None:
         raise ValueError(
             "system_prompt= does not work with an agent, which writes its messages itself\n"

@@ -1,7 +1,7 @@
-"""The sampler that the settings of a trainer ask for.
+"""The sampler that follows from a trainer's settings.
 
-Invariant: it samples as TRL would itself: from the trainer's own weights, under all of the
-trainer's sampling settings.
+Invariant: it samples as TRL itself would: from the trainer's weights, with all of its sampling
+settings.
 """
 
 import functools
@@ -30,13 +30,13 @@ def sampler_of(
     """Return the sampler for `sampler="auto"`.
 
     Args:
-        trainer: has the settings.
-        hf_tokenizer: the trainer's.
-        trl_version: of the TRL that is installed.
-        images: makes the inputs of images for a model in this process.
+        trainer: the trainer with the settings.
+        hf_tokenizer: the trainer's tokenizer.
+        trl_version: the installed version of TRL.
+        images: computes image inputs for a model in this process.
 
     Raises:
-        ValueError: TRL is too old for sleep mode; or nothing could be learned under the settings.
+        ValueError: TRL is too old for sleep mode; or the settings do not allow learning.
     """
     settings = {name: getattr(trainer, name) for name in NAMED}
     settings["generation_kwargs"] = trainer.args.generation_kwargs
@@ -52,14 +52,14 @@ def sampler_of(
 
 
 def client_settings(trainer: Any) -> dict[str, Any]:
-    """Return the trainer's sampling settings, also neutral ones, as chat clients name them."""
+    """Return the trainer's sampling settings, even neutral ones, by their names in chats."""
     settings = {name: getattr(trainer, name) for name in NAMED}
     more = trainer.args.generation_kwargs
     return settings_for_clients({**settings, "generation_kwargs": more})
 
 
 def async_client_settings(args: Any) -> dict[str, Any]:
-    """Return the sampling settings of an `AsyncGRPOConfig`, as chat clients name them."""
+    """Return the sampling settings of an `AsyncGRPOConfig`, by the names of chat clients."""
     return settings_for_clients({name: getattr(args, name) for name in NAMED})
 
 
@@ -70,7 +70,7 @@ def async_sampler_of(
 
     Args:
         args: its `AsyncGRPOConfig`.
-        base_urls: where they are; None takes them from `args`.
+        base_urls: their addresses; None takes them from `args`.
         adapter: returns the name under which the trainer has published its current adapter.
     """
     from abut.samplers.vllm import VLLMServerSampler
@@ -102,7 +102,7 @@ def _in_process(
 
 @contextmanager
 def _plain_model(trainer: Any) -> Iterator[Any]:
-    """Yield the model as TRL itself generates with it."""
+    """Yield the model in the form in which TRL generates with it."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from trl.models import unwrap_model_for_generation
 
@@ -159,7 +159,7 @@ def _awake(generation: Any) -> Iterator[None]:
 
 
 def _server(args: Any, settings: dict[str, Any], trl_version: tuple[int, ...]) -> Sampler:
-    """Return a sampler for the server that gets the weights; each rank asks it for its rollouts."""
+    """Return a sampler for the server that gets the weights; each rank samples its own rollouts."""
     base_url = args.vllm_server_base_url
     if base_url is None:
         base_url = f"http://{args.vllm_server_host}:{args.vllm_server_port}"

@@ -1,4 +1,4 @@
-"""Which TRL is installed, and from which one on something holds."""
+"""The installed version of TRL, and the versions in which its behaviour changed."""
 
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -6,26 +6,28 @@ from importlib.metadata import PackageNotFoundError, version
 from abut.errors import MissingExtraError
 
 NONE_IS_UNSCORED = (1, 6)
-"""From here on TRL leaves a row out of its group where every reward is None; before, None is 0."""
+"""Since this version TRL leaves a row out of its group if every reward is None; before, None was 0.
+"""
 
 ASYNC_WORKER = (1, 11)
-"""From here on `AsyncGRPOTrainer` takes a rollout worker with a queue of metrics."""
+"""Since this version `AsyncGRPOTrainer` takes a rollout worker with a queue of metrics."""
 DISTILLS_SAMPLED_TOKENS = (1, 11)
-"""From here on `DistillationTrainer` has a mask of sampled tokens; before, no tools."""
+"""Since this version `DistillationTrainer` masks env tokens; before, it had no tools."""
 ARRAYS_IN_ROWS = (1, 16)
-"""From here on a worker's rows are arrays; before, lists."""
+"""Since this version a worker's rows are arrays; before, lists."""
 
 COUNTS_ALL_ROWS = (1, 9)
-"""From here on `num_items_in_batch` counts the rows that are trained; before, the main ones."""
+"""Since this version `num_items_in_batch` counts all trained rows; before, only main rows."""
 METRICS_OF_TOKENS = (1, 9)
-"""From here on a loss logs means over tokens or rows of all ranks, and minima over rows; before,
-means and minima of each rank's mean, which is 0 where a rank trains nothing."""
+"""Since this version a loss logs means over tokens or rows of all ranks, and minima over rows;
+before, means and minima of each rank's mean, which is 0 for a rank without trained tokens.
+"""
 TABLES_OF_MAIN_ROWS = (1, 15)
-"""From here on the table of completions has what `_generate` returned; before, all rows."""
+"""Since this version the table of completions has the rows of `_generate`; before, all rows."""
 LIGER_IS_LOGPROBS = (1, 14)
-"""From here on liger computes logprobs; before, a loss of its own."""
+"""Since this version liger computes logprobs; before, it computed the loss itself."""
 LUSPO_MASKS_PADDING = (1, 10)
-"""From here on the loss `luspo` leaves padding out."""
+"""Since this version the loss `luspo` leaves padding out."""
 
 _OLDEST = (0, 29, 1)
 _NEWEST = (1, 16)
@@ -58,7 +60,7 @@ def trl_version_text() -> str:
 
 
 def check_trl_version(*, stacklevel: int) -> None:
-    """Refuse a TRL whose `rollout_func` is another one; warn of one that nobody has tried.
+    """Refuse a TRL that is too old; warn about one that abut was not tested with.
 
     Raises:
         MissingExtraError: TRL is not installed, or older than 0.29.1.

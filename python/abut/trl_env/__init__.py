@@ -1,7 +1,7 @@
-"""The names of trl-env 0.1.20 over abut's engine: change `trl_env` to `abut.trl_env`.
+"""The names of trl-env 0.1.20 on abut's engine: change `trl_env` to `abut.trl_env`.
 
-Invariant: what a name takes and returns is what it takes and returns in trl-env. What the rows hold
-is exact: `docs/how-to/tools.md` says where that differs.
+Invariant: each name takes and returns the same as in trl-env. The rows are exact;
+`docs/how-to/tools.md` lists the differences.
 """
 
 from abut.trl_env.decoder import RolloutDecoder, RolloutDecoderFactory

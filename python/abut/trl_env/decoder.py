@@ -1,7 +1,7 @@
-"""Decoders: what samples one turn, as trl-env names it.
+"""Decoders, trl-env's samplers of single turns.
 
-Invariant: a turn is sampled under the trainer's temperature, or the batch is refused: TRL computes
-the logprobs again under its own.
+Invariant: a turn is sampled with the trainer's temperature, or the batch is refused, because TRL
+recomputes the logprobs with its own temperature.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ class RolloutDecoder(Protocol):
     """Samples turns, one after the other."""
 
     def generate(self, input_ids: list[int]) -> tuple[list[int], list[float]]:
-        """The ids of a turn, each with its logprob under the distribution it was drawn from."""
+        """Return the ids of a turn, each with its logprob in the distribution it was drawn from."""
         ...
 
 
 class RolloutDecoderFactory(Protocol):
-    """Makes the decoder of a batch."""
+    """Makes a decoder for each batch."""
 
     def make_decoder(self, trainer: Any) -> RolloutDecoder:
-        """A decoder with the trainer's weights of now."""
+        """Return a decoder with the trainer's current weights."""
         ...
 
 
 class DecoderSampler:
-    """A `BatchSampler` that asks a decoder of the user's own, one turn at a time."""
+    """A `BatchSampler` that uses the user's own decoder, one turn at a time."""
 
     def __init__(self) -> None:
         self.decoder: RolloutDecoder | None = None
@@ -55,7 +55,7 @@ class DecoderSampler:
 
 
 class DecoderSettings:
-    """The part that trl-env's two factories share: the trainer's own sampler does the rest."""
+    """The settings that trl-env's two factories share; the trainer's own sampler does the rest."""
 
     def __init__(
         self, temperature: float, eos_token_set: set[int], max_completion_length: int
@@ -65,7 +65,7 @@ class DecoderSettings:
         self.max_completion_length = max_completion_length
 
     def make_decoder(self, trainer: Any) -> RolloutDecoder:
-        """Return the argument of `rollout`, if there is one.
+        """Return a decoder for `rollout`, if possible.
 
         Raises:
             TypeError: these settings are for the trainer's own engine.
@@ -78,10 +78,10 @@ class DecoderSettings:
         )
 
     def check_trainer(self, trainer: Any) -> None:
-        """Refuse a trainer that would compute other logprobs.
+        """Refuse a trainer that would compute different logprobs.
 
         Raises:
-            ValueError: its temperature is another one.
+            ValueError: the temperatures differ.
         """
         if self.temperature != trainer.temperature:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Sampling with the trainer's model, as trl-env names it."""
+"""Sampling with the trainer's model, under trl-env's names."""
 
 import random
 from typing import Any
@@ -13,20 +13,20 @@ class TransformerDecoderFactory(DecoderSettings):
     """Samples with the trainer's model in this process, all rollouts that wait in one batch.
 
     Args:
-        temperature: that of the trainer.
-        eos_token_set: ids that end a turn, besides the template's own.
-        max_completion_length: most tokens of one turn.
+        temperature: the trainer's temperature.
+        eos_token_set: ids that end a turn, in addition to those of the template.
+        max_completion_length: the most tokens of one turn.
     """
 
     def make_decoder(self, trainer: Any) -> "TransformerDecoder":
-        """A decoder of `trainer.model`, for `rollout`; all that is looked at is the model."""
+        """Return a decoder for `rollout`; only `trainer.model` is used."""
         return TransformerDecoder(self, trainer.model)
 
     def check_trainer(self, trainer: Any) -> None:
-        """Refuse a trainer that samples otherwise.
+        """Refuse a trainer that samples differently.
 
         Raises:
-            ValueError: its temperature is another one, or it has vLLM.
+            ValueError: the temperatures differ, or the trainer uses vLLM.
         """
         super().check_trainer(trainer)
         if trainer.use_vllm:
@@ -51,7 +51,7 @@ class TransformerDecoder:
         )
 
     def generate(self, input_ids: list[int]) -> tuple[list[int], list[float]]:
-        """The ids of a turn, each with its logprob under the distribution it was drawn from."""
+        """Return the ids of a turn, each with its logprob in the distribution it was drawn from."""
         request = SampleRequest(
             prompt_ids=np.asarray(input_ids, dtype=np.int64),
             max_tokens=self._settings.max_completion_length,

@@ -1,4 +1,4 @@
-"""Sampling with vLLM, as trl-env names it."""
+"""Sampling with vLLM, under trl-env's names."""
 
 import warnings
 from typing import Any
@@ -9,15 +9,15 @@ from abut.trl_env.decoder import DecoderSettings
 class VLLMDecoderFactory(DecoderSettings):
     """Samples with the trainer's vLLM, in its process or on its server.
 
-    trl-env starts an engine of its own beside a trainer with `use_vllm=False`. Here the engine is
-    the trainer's, which also corrects for the difference between vLLM's logprobs and its own.
+    trl-env starts its own engine and sets the trainer to `use_vllm=False`. Here the engine is the
+    trainer's, so the trainer also corrects for the difference between vLLM's logprobs and its own.
 
     Args:
-        temperature: that of the trainer.
-        eos_token_set: ids that end a turn, besides the template's own.
-        max_completion_length: most tokens of one turn.
-        gpu_memory_utilization: that of the trainer.
-        enable_sleep_mode: that of the trainer.
+        temperature: the trainer's temperature.
+        eos_token_set: ids that end a turn, in addition to those of the template.
+        max_completion_length: the most tokens of one turn.
+        gpu_memory_utilization: the trainer's setting.
+        enable_sleep_mode: the trainer's setting.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class VLLMDecoderFactory(DecoderSettings):
         self.enable_sleep_mode = enable_sleep_mode
 
     def check_trainer(self, trainer: Any) -> None:
-        """Refuse a trainer without vLLM; warn where its engine was made with other settings.
+        """Refuse a trainer without vLLM; warn if its engine has other settings.
 
         Raises:
-            ValueError: its temperature is another one, or it has no vLLM.
+            ValueError: the temperatures differ, or the trainer does not use vLLM.
         """
         super().check_trainer(trainer)
         settings = {

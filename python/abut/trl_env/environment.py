@@ -1,4 +1,4 @@
-"""Environments, as trl-env names them."""
+"""Environments, under trl-env's names."""
 
 from typing import TypeAlias
 

@@ -1,7 +1,7 @@
-"""Processors of trl-env: what stands around a prompt, and where an answer begins and ends.
+"""Processors of trl-env: the text around a prompt, and the beginning and end of an answer.
 
-Invariant: the three methods give trl-env's texts. What trl-env leaves out between a turn's end and
-the next turn is written all the same: it is what `suffix_system` has behind `end_answer`.
+Invariant: the three methods return trl-env's texts. abut also writes the text between the end of a
+turn and the next turn, which trl-env leaves out: the part of `suffix_system` after `end_answer`.
 """
 
 from collections.abc import Iterable
@@ -32,9 +32,9 @@ class Type1ProcessorConfig:
     suffix_system: str
     prefix_user: str
     suffix_user: str
-    """With the generation prompt."""
+    """The text after a user message, including the generation prompt."""
     begin_answer: str
-    """Ends the reasoning."""
+    """The text that ends the reasoning."""
     end_answer: str
     """The token that ends a turn."""
 
@@ -46,22 +46,22 @@ class Type1Processor:
         self.config = config
 
     def init_system_input(self, prompt: str) -> str:
-        """The system block."""
+        """Return the system block."""
         return self.config.prefix_system + prompt + self.config.suffix_system
 
     def append_user_input(self, prompt: str) -> str:
-        """A user's turn and the generation prompt."""
+        """Return a user turn and the generation prompt."""
         return self.config.prefix_user + prompt + self.config.suffix_user
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)`: the action begins behind the last `begin_answer`."""
+        """Return `(reasoning, action)`; the action begins after the last `begin_answer`."""
         spoken = completion.split(self.config.end_answer)[0]
         reasoning, _, action = spoken.rpartition(self.config.begin_answer)
         return reasoning, action
 
 
 class _Separated:
-    """A `Type1Processor` whose turns begin with what stands between two turns."""
+    """A `Type1Processor` whose turns begin with the text between two turns."""
 
     def __init__(self, processor: Type1Processor) -> None:
         config = processor.config
@@ -80,7 +80,7 @@ class _Separated:
 def parts_processor(
     processor: Processor | PartsProcessor, hf_tokenizer: Any, eos_token_set: Iterable[int]
 ) -> PartsProcessor:
-    """Stands in for a processor of trl-env in the engine."""
+    """Return a processor for the engine that writes the texts of a trl-env processor."""
     stops = sorted(eos_token_set)
     if isinstance(processor, ChatTemplateProcessor):
         return processor.with_stop_token_ids(stops)

@@ -1,4 +1,4 @@
-"""trl-env's `rollout`, `make_rollout_func` and `make_reward_func`, over abut's engine."""
+"""trl-env's `rollout`, `make_rollout_func` and `make_reward_func`, on abut's engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class RolloutState:
     """The result of one rollout."""
 
     initial_length: int
-    """So many tokens of the conversation are the prompt."""
+    """The number of prompt tokens in `conversation`."""
     conversation: list[int]
-    """The ids of prompt and completion; the last one was sampled."""
+    """The ids of prompt and completion; the last id was sampled."""
     env_mask: list[int]
-    """1 for each sampled token of the completion."""
+    """One value for each token of the completion; 1 for sampled tokens."""
     logprobs: list[float]
-    """One for each token of the completion."""
+    """One logprob for each token of the completion, nats."""
     reward: float | None
 
 
@@ -54,18 +54,19 @@ def rollout(
     Args:
         processor: one of the presets, or your own.
         tokenizer: holds the tokenizer of the decoder's model.
-        decoder: samples the turns: your own, or `TransformerDecoderFactory(…).make_decoder(…)`.
-        env: plays it; it is reset first.
-        system_prompt: begins the conversation.
-        max_conversation_length: tokens of prompt and completion.
+        decoder: samples the turns: your own decoder, or
+            `TransformerDecoderFactory(…).make_decoder(…)`.
+        env: the environment; it is reset first.
+        system_prompt: the first message of the conversation.
+        max_conversation_length: the most tokens of prompt and completion together.
         seed: for `reset`.
-        conversation_logger: gets role and text of each message, once the episode is over.
+        conversation_logger: called with the role and text of each message, after the episode.
 
     Raises:
-        TypeError: `tokenizer` holds no tokenizer.
-        TemplateError: the processor's end of a turn is no token.
+        TypeError: `tokenizer` does not hold a tokenizer.
+        TemplateError: the processor's `end_answer` is not a token.
         RolloutError: the environment failed.
-        SamplerError: the decoder did.
+        SamplerError: the decoder failed.
     """
     hf_tokenizer = _held(tokenizer)
     sampler = DecoderSampler()
@@ -111,15 +112,16 @@ def make_rollout_func(
     Args:
         processor: one of the presets, or your own.
         tokenizer: holds the trainer's tokenizer.
-        decoder_factory: how turns are sampled.
+        decoder_factory: defines how turns are sampled.
         env_factory: makes the environment of each rollout.
-        system_prompt: begins each conversation.
-        max_conversation_length: tokens of prompt and completion; also the trainer's
-            `max_completion_length` holds.
+        system_prompt: the first message of each conversation.
+        max_conversation_length: the most tokens of prompt and completion together; the trainer's
+            `max_completion_length` applies too.
 
     Raises:
-        TypeError: `tokenizer` holds no tokenizer, or `env_factory` makes no environments.
-        TemplateError: the processor's end of a turn is no token.
+        TypeError: `tokenizer` does not hold a tokenizer, or `env_factory` does not make
+            environments.
+        TemplateError: the processor's `end_answer` is not a token.
     """
     hf_tokenizer = _held(tokenizer)
     settings = decoder_factory if isinstance(decoder_factory, DecoderSettings) else None

@@ -1,4 +1,4 @@
-"""trl-env's rollouts in processes of their own; here all rollouts of a batch are played at once."""
+"""trl-env's rollouts in separate processes; here all rollouts of a batch are played at once."""
 
 from abut.trl_env.rollout import RolloutState, make_reward_func, make_rollout_func, rollout
 

@@ -1,1 +1,1 @@
-"""The protocols of clients: a file for each."""
+"""The protocols that clients speak, one file for each."""

@@ -1,9 +1,9 @@
 """Anthropic Messages: bodies to requests, with the spellings of one history that its clients have.
 
-Invariant: a body is taken apart without loss of what a policy sees. Blocks become the messages of a
-chat: the results of tools in the order of their calls, then the texts beside them. What changes
-from request to request in one conversation is left out: marks for a cache, and the line that Claude
-Code puts before its system prompt for billing.
+Invariant: parsing a body keeps everything that the policy should see. Blocks become chat messages:
+tool results in the order of their calls, then the texts that came with them. Parts that change from
+request to request within one conversation are left out: cache marks, and the billing line that
+Claude Code puts before its system prompt.
 """
 
 import json
@@ -155,7 +155,7 @@ class Anthropic(HttpDialect):
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
     ) -> str | None:
-        """Return the rule by which a message is this answer though they differ; None: it is not."""
+        """Return the rule by which a changed message is this answer; None if it is not."""
         if same_calls or ARGUMENTS_READ not in self.rewrites or text != entry.text:
             return None
         if not calls or ids_of(calls) != entry.call_ids:
@@ -163,11 +163,11 @@ class Anthropic(HttpDialect):
         return ARGUMENTS_READ if reads_as(calls_of(entry.message), calls) else None
 
     def keys_returned(self, entry: BranchEntry) -> Iterator[Hashable]:
-        """Yield a key of an answer with calls that their arguments do not change."""
+        """Yield a key of an answer with calls; it does not depend on their arguments."""
         yield from self.keys_read(entry.text, key_of_calls(calls_of(entry.message)))
 
     def keys_read(self, text: str, calls: tuple[Any, ...]) -> Iterator[Hashable]:
-        """Yield that key of a message that may be an answer."""
+        """Yield the same kind of key for a message that may be an answer."""
         if calls and ARGUMENTS_READ in self.rewrites:
             yield "names", without_space(text), tuple(name for name, _ in calls)
 
@@ -250,7 +250,7 @@ def _tools(given: list[Any]) -> _Tools:
 
 
 def _system(body: Mapping[str, Any]) -> tuple[str, list[Message]]:
-    """Return the line for billing, and the system message if there is one."""
+    """Return the billing line, and the system message if there is one."""
     texts = [text for text in _parts(body.get("system"), "system") if isinstance(text, str)]
     billing = "".join(text for text in texts if text.startswith(_BILLING))
     shown = [text for text in texts if not text.startswith(_BILLING)]
@@ -294,7 +294,7 @@ class _MessageReader(HistoryReader):
             self.messages += _said(role, content, where, self._calls, self._deferred)
 
     def leaves_only_messages(self, element: Any) -> bool:
-        """Return whether it is not an answer, whose calls are counted."""
+        """Return whether the message is not an answer (the calls of answers are counted)."""
         return bool(element["role"] != "assistant")
 
 
@@ -335,11 +335,11 @@ def _said(
     calls: Mapping[str, int],
     deferred: Mapping[str, str],
 ) -> list[Message]:
-    """Return the messages of a client's message.
+    """Return the messages that a client's message becomes.
 
-    First the results, in the order of the calls, whose ids a template does not show: Claude Code
-    sends them as its tools finish. Then one message of the others, so a text that a client appends
-    later is a message of its own.
+    Tool results come first, in the order of their calls, because a template does not show ids and
+    Claude Code sends results as its tools finish. One message with all other blocks follows, so a
+    text that a client appends later is a message of its own.
     """
     results = [block for block in blocks if block.get("type") == "tool_result"]
     results.sort(key=lambda block: calls.get(str(block.get("tool_use_id")), len(calls)))
@@ -362,9 +362,9 @@ def _parts(
     """Return the texts and images of a content.
 
     Args:
-        content: a text, or blocks.
-        where: it stands, for errors.
-        deferred: the definitions that a `tool_reference` shows; None: it shows none.
+        content: a string, or blocks.
+        where: the path of the content in the body, for errors.
+        deferred: the definitions that a `tool_reference` can show; None: there are none.
     """
     if content is None:
         return []

@@ -8,7 +8,7 @@ from abut.gateway.ledger.agent_call import PolicyAnswer
 from abut.gateway.ledger.refusal import CONVERSATION_FULL, Refusal
 
 THREADS_UNSUPPORTED = "thread_unsupported_request"
-"""The code by which the SDK's tool runner sends all messages instead of a thread's new ones."""
+"""The error code that makes the SDK's tool runner send all messages of a thread."""
 
 _KINDS = {404: "not_found_error", 405: "invalid_request_error", 500: "api_error"}
 _FIELDS: Mapping[str, tuple[str, str]] = {
@@ -48,8 +48,9 @@ def events(answer: PolicyAnswer, model: str) -> Iterator[dict[str, Any]]:
 def error_body(refusal: Refusal) -> dict[str, Any]:
     """Return the JSON of a refusal.
 
-    A full conversation is told in the words by which Claude Code compacts it, and goes on. Any
-    other limit is not: Claude Code would ask for a summary, which is refused as well.
+    A full conversation gets the words that make Claude Code compact it and continue. Other limits
+    must not get these words, because Claude Code would ask for a summary, which would be refused
+    too.
     """
     message = str(refusal)
     if refusal.code == CONVERSATION_FULL:
@@ -83,7 +84,7 @@ def _blocks(answer: PolicyAnswer) -> list[dict[str, Any]]:
 
 
 def _begun(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as it begins, and the deltas that fill it."""
+    """Return the first, empty form of a block, and the deltas that fill it."""
     if block["type"] == "tool_use":
         text = json.dumps(block["input"], ensure_ascii=False)
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]

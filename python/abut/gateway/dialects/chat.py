@@ -1,7 +1,7 @@
 """Chat completions: bodies to requests.
 
-Invariant: each field of a body is honoured, refused, or named in a warning as ignored. None changes
-the prompt or the sample silently.
+Invariant: each field of a body is honoured, refused, or named in a warning as ignored. No field
+silently changes the prompt or the sample.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -39,9 +39,9 @@ ChatRewrite: TypeAlias = Literal[
 ]
 """A change that a chat client is known to make to an answer of the policy:
 
-- text_lost: leaves out the text beside calls (crewai)
-- stop_put_back: writes the stop string back behind the text (smolagents' `CodeAgent`)
-- calls_as_text: writes calls as Python text into the content (smolagents' `ToolCallingAgent`)
+- text_lost: leaves out the text next to calls (crewai)
+- stop_put_back: appends the stop string to the text again (smolagents' `CodeAgent`)
+- calls_as_text: writes calls into the content as Python text (smolagents' `ToolCallingAgent`)
 - code_again: repeats the code in the text as a call (smolagents' `CodeAgent`)
 - empty_turn_left_out: leaves out a turn without text and calls (pydantic-ai, OpenAI Agents)
 """
@@ -56,7 +56,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-"""Settings of sampling. A trainer's own take precedence over a client's."""
+"""Sampling settings. A trainer's settings take precedence over a client's."""
 
 _SAMPLING = {name: name for name in SAMPLING}
 _ANSWER_FORMS = (
@@ -154,7 +154,7 @@ class Chat(HttpDialect):
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
     ) -> str | None:
-        """Return the rule by which a message is this answer though they differ; None: it is not."""
+        """Return the rule by which a changed message is this answer; None if it is not."""
         if not same_calls:
             as_text = "calls_as_text" in self.rewrites and entry.calls and not calls
             return "calls_as_text" if as_text and text == with_calls(entry) else None
@@ -180,7 +180,7 @@ class Chat(HttpDialect):
             yield without_space(whole), calls
 
     def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterator[Hashable]:
-        """Yield the key of an answer whose code a client has repeated behind it."""
+        """Yield the key of an answer after which a client has repeated its code."""
         if not calls and CALLS in text:
             yield without_space(text.rpartition(CALLS)[0]), ()
 
@@ -272,12 +272,12 @@ def _unmet(body: Mapping[str, Any], unenforced: Unenforced) -> list[str]:
 
 
 def _has_tokens(message: Message) -> bool:
-    """Return whether a message came back with its tokens."""
+    """Return whether a client returned a message together with its tokens."""
     return not _TOKEN_FIELDS.isdisjoint(message)
 
 
 def _messages(body: Mapping[str, Any], read: int = 0) -> list[Message]:
-    """Return the messages of a body, of which the first `read` were checked before."""
+    """Return the messages of a body, whose first `read` messages were checked before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")

@@ -59,9 +59,10 @@ def refusal_body(
     """Return the JSON of a refusal, as OpenAI writes errors.
 
     Args:
-        refusal: to tell.
-        as_full: the kinds that are told as a full context. In chat every limit of a rollout is:
-            NeMo Gym, verifiers and Inspect end well by no other error.
+        refusal: to report.
+        as_full: the kinds that are reported as a full context. In chat completions every limit of a
+            rollout is reported so, because NeMo Gym, verifiers and Inspect stop cleanly only on
+            that error.
     """
     kind = "not_found_error" if refusal.status == 404 else "invalid_request_error"
     message, code = str(refusal), refusal.code

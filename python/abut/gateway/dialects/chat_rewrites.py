@@ -1,6 +1,6 @@
-"""The texts of answers as chat clients are known to write them.
+"""Known ways in which chat clients rewrite the text of an answer.
 
-Invariant: each rule is exact, so an edited answer matches by none of them.
+Invariant: each rule is exact, so an edited answer never matches a rule.
 """
 
 import ast
@@ -10,13 +10,13 @@ from abut.gateway.ledger.comparable import arguments_of, calls_of, text_of
 from abut.gateway.ledger.entry import BranchEntry
 
 CALLS = "\nCalling tools:\n"
-"""The line before the calls that a client has written into a text."""
+"""The line before the calls that a client has written into its text."""
 _NUMBERED = re.compile(r"call_\d+")
 _INTERPRETER = "python_interpreter"
 
 
 def with_stops(entry: BranchEntry) -> list[str]:
-    """Return an answer's text with each stop string of its request behind it."""
+    """Return an answer's text followed by each stop string of its request."""
     said = text_of(entry.message.get("content")) or ""
     return [said + stop for stop in entry.stop]
 
@@ -38,7 +38,7 @@ def with_calls(entry: BranchEntry) -> str:
 
 
 def repeats(text: str, whole: str) -> bool:
-    """Return whether a text is an answer and its code again as a call, as `CodeAgent` writes."""
+    """Return whether a message repeats the code of an answer as a call, as `CodeAgent` does."""
     head = whole + CALLS
     if not text.startswith(head):
         return False

@@ -1,7 +1,8 @@
 """The arguments of calls as Claude Code sends them back: not as the policy wrote them, but as read.
 
-Invariant: each rule is exact, and holds only for what Claude Code 2.1 was seen to do, so an edited
-argument matches by none. Claude Code runs the call that it sends back: the call is the policy's.
+Invariant: each rule is exact and covers only changes observed in Claude Code 2.1, so an edited
+argument never matches. Claude Code runs the call as it sends it back, so the call is still the
+policy's.
 """
 
 import re
@@ -24,11 +25,11 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"Edit": {"replace_all": False}}
 
 
 def reads_as(own: Calls, theirs: Calls) -> bool:
-    """Return whether calls are what Claude Code makes of the policy's own.
+    """Return whether these calls are the policy's calls as Claude Code rewrites them.
 
     Args:
-        own: of the policy.
-        theirs: as they came back, as many, with the same ids.
+        own: the calls of the policy.
+        theirs: the calls as the client sent them back; equally many, with the same ids.
     """
     return all(
         comparable_call(call) == comparable_call(mine) or _read(mine["function"], call["function"])
@@ -62,7 +63,7 @@ def _without_trailing_space(text: str) -> str:
 
 
 def _reads(text: str, value: Any) -> bool:
-    """Return whether a value is the number or the switch that a text spells."""
+    """Return whether a value is the number or boolean that a string spells."""
     if isinstance(value, bool):
         return _SWITCHES.get(text) is value
     if not isinstance(value, int | float) or not _NUMBER.fullmatch(text := text.strip()):

@@ -1,7 +1,8 @@
 """The interface of a dialect: a protocol that clients speak, from a body to an answer.
 
-Invariant: a dialect decides how a request is read and an answer is written, and which changes of an
-answer are its clients' habit. Where a request goes on and what is sampled is the ledger's.
+Invariant: a dialect decides how to read a request, how to write an answer, and which changes of an
+answer are habits of its clients. The ledger decides which conversation a request continues and what
+is sampled.
 """
 
 import json
@@ -18,7 +19,7 @@ from abut.images import Image
 from abut.messages import blocks_of
 
 Unenforced: TypeAlias = Literal["refuse", "accept"]
-"""How a request for a form of the answer is taken: it is refused, or sampled freely."""
+"""The treatment of requests that constrain the form of the answer: refuse, or sample freely."""
 
 _MOST_STOPS = 16
 _MOST_STOP_CHARS = 1024
@@ -28,10 +29,10 @@ _WHOLE = ("seed", "top_k")
 
 
 class Like(NamedTuple):
-    """The part that a body repeats of an earlier one.
+    """The part of an earlier body that a body repeats.
 
     Attributes:
-        request: was read from the earlier body.
+        request: the request that was read from the earlier body.
         elements: how many of the first elements of its list are the same objects.
         same_fields: whether all other fields of the body are the same.
     """
@@ -45,19 +46,21 @@ class HttpDialect(Dialect, ABC):
     """One protocol over HTTP.
 
     Args:
-        rewrites: the names of the rules by which a client may change an answer of the policy,
-            other dialects' among them; None: all of its own. Each use of a rule is counted.
-        unenforced: "accept" samples freely where a form of the answer is asked for.
+        rewrites: the names of the rules by which a client may change an answer of the policy; names
+            of other dialects' rules are allowed too. None: all rules of this dialect. Each use of a
+            rule is counted.
+        unenforced: "accept" samples freely when a client asks for a form of the answer.
 
     Attributes:
         list_key: the key of the list in a body that grows with the conversation.
-        paths: its routes, behind the part that names the rollout.
+        paths: its routes, without the prefix that names the rollout.
         count_paths: the routes that count the tokens of a request.
         count_key: the key of that number in their answer.
-        kept_path: the route of an answer that was given before, by its id, `answer`; None: it has
-            no such route.
-        keep_alive: sent in a stream while its turn is sampled.
-        repeats_bytes: whether a retry of its clients is an equal body; else it is an equal request.
+        kept_path: the route that returns an earlier answer by its id, `answer`; None: there is no
+            such route.
+        keep_alive: the bytes sent in a stream while its turn is being sampled.
+        repeats_bytes: whether a retry of its clients has an equal body; otherwise only the request
+            is equal.
     """
 
     list_key: ClassVar[str] = "messages"
@@ -86,10 +89,10 @@ class HttpDialect(Dialect, ABC):
         Args:
             body: its JSON.
             like: what it repeats of an earlier body.
-            headers: of the HTTP request, for labels of its client.
+            headers: of the HTTP request, which may have labels of its client.
 
         Raises:
-            Refusal: names the field that is wrong, or that could not be exact.
+            Refusal: a field is wrong, or would make the result inexact; names the field.
         """
 
     def history_in(self, body: Mapping[str, Any]) -> Sequence[Any]:
@@ -99,38 +102,38 @@ class HttpDialect(Dialect, ABC):
 
     @abstractmethod
     def image_fields(self, element: Mapping[str, Any], place: int) -> Iterator[ImageField]:
-        """Yield the fields of an element that hold an image; `read` takes them with an `Image`.
+        """Yield the fields of an element that hold an image; `read` then finds an `Image` in them.
 
         Args:
-            element: of the list that grows, unread.
+            element: of the list that grows with the conversation, before `read`.
             place: its index.
 
         Raises:
-            Refusal: a field holds an image that is not taken.
+            Refusal: a field holds an image of a kind that abut does not take.
         """
 
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AgentRequest:
-        """Return the request whose tokens a body asks to count; arguments as of `read`."""
+        """Return the request whose tokens a body asks to count; arguments as for `read`."""
         return self.read(body, None, headers)
 
     def owns(self, path: str) -> bool:
-        """Return whether a path is like this dialect's; it refuses those that are no route."""
+        """Return whether a path looks like this dialect's, so that it words the refusal."""
         return any(own in path for own in self.paths)
 
     def fields_of(
         self, path: str, named: Mapping[str, str], query: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Return the fields of a request that its address has; they go before those of its body.
+        """Return the fields of a request that are in its URL; they override those of its body.
 
         Args:
             path: of one of this dialect's routes.
-            named: what the route names of the path.
-            query: behind the path.
+            named: the named parts of the path.
+            query: the query of the URL.
 
         Raises:
-            Refusal: the address asks for something that there is not.
+            Refusal: the URL asks for something that the gateway does not have.
         """
         return {}
 
@@ -139,7 +142,7 @@ class HttpDialect(Dialect, ABC):
         return None
 
     def rollout_of_answer(self, id_: str) -> str | None:
-        """Return the rollout of an answer's id; None if it is not one of this dialect."""
+        """Return the rollout of an answer's id; None if the id is not of this dialect."""
         named = id_.removeprefix(self.id_prefix).rpartition("-")[0]
         return named if named and id_.startswith(self.id_prefix) else None
 
@@ -168,9 +171,9 @@ def request_like(like: Like | None, fields: Callable[[], AgentRequest]) -> Agent
     """Return the request of a body without its messages.
 
     Args:
-        like: what the body repeats of an earlier one, whose request is returned if it has the same
-            fields. It has other messages then.
-        fields: reads the fields.
+        like: what the body repeats of an earlier one, whose request is returned, with its old
+            messages, if all other fields are equal.
+        fields: reads the fields of a new body.
     """
     if like is None:
         return fields()
@@ -178,7 +181,7 @@ def request_like(like: Like | None, fields: Callable[[], AgentRequest]) -> Agent
 
 
 def blocks_in(value: Any, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects in a list of blocks, with their indices; nothing if it is no such list."""
+    """Yield the objects in a list of blocks, with their indices; empty if it is not a list."""
     blocks = value.get(key) if isinstance(value, dict) else None
     for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if isinstance(block, dict):
@@ -196,7 +199,7 @@ def named_event(value: Mapping[str, Any]) -> bytes:
 
 
 def content_of(parts: Sequence[str | Image]) -> Any:
-    """Return the content of a message: a single text as it is, else blocks of texts and images."""
+    """Return the content of a message: a string for a single text, otherwise blocks."""
     if len(parts) == 1 and isinstance(parts[0], str):
         return parts[0]
     return blocks_of(parts) or ""
@@ -230,7 +233,7 @@ def list_at(body: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def text_at(body: Mapping[str, Any], name: str) -> str | None:
-    """Return a field that is a text; None if it is missing."""
+    """Return a field that is a string; None if it is missing."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise Refusal(f"{name} must be a string", param=name)
@@ -238,7 +241,7 @@ def text_at(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the least of the limits of a turn's tokens; None if there is none."""
+    """Return the lowest of the token limits of a turn; None if there is no limit."""
     given = []
     for name in names:
         value = body.get(name)
@@ -251,13 +254,13 @@ def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def sampling_in(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a client's settings of sampling, all of which are numbers.
+    """Return a client's sampling settings, all of which are numbers.
 
-    Sooner or later a sampler would fail at another value, and that ends the rollout.
+    Other values are refused here, because the sampler would fail on them later and end the rollout.
 
     Args:
         body: has the settings.
-        names: of them in the body, and as samplers have them.
+        names: their names in the body, mapped to the names that samplers use.
     """
     given: dict[str, Any] = {}
     for key, name in names.items():
@@ -299,7 +302,7 @@ def stops(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def check_tools(tools: Sequence[Any]) -> None:
-    """Refuse more tools than a prompt may show."""
+    """Refuse a request with too many tools."""
     if len(tools) > _MOST_TOOLS:
         raise Refusal(
             f"the request has {len(tools)} tools, but the gateway takes at most {_MOST_TOOLS}",
@@ -308,10 +311,10 @@ def check_tools(tools: Sequence[Any]) -> None:
 
 
 def check_form(name: str, unenforced: Unenforced) -> None:
-    """Refuse a request for a form of the answer, unless it may be sampled freely.
+    """Refuse a request that constrains the form of its answer, unless it may be sampled freely.
 
     Args:
-        name: of the field that asks for it.
+        name: of the field that constrains the form.
         unenforced: "refuse" or "accept".
     """
     if unenforced != "accept":

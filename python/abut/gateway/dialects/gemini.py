@@ -1,8 +1,8 @@
 """Gemini generateContent: bodies to requests, with the spellings of one history that clients have.
 
-Invariant: keys may be written in camelCase or in snake_case, but never inside the arguments of a
-call, a tool's response or a schema, which are the user's. Consecutive contents of the model are one
-turn, in the order in which an answer has its parts.
+Invariant: keys may be written in camelCase or in snake_case, but keys inside a call's arguments, a
+tool's response or a schema belong to the user and are never converted. Consecutive contents of the
+model are one turn, in the order in which an answer has its parts.
 """
 
 import re
@@ -133,7 +133,7 @@ class Gemini(HttpDialect):
         )
 
     def _fields(self, body: Mapping[str, Any], tools: "_DeclaredTools") -> AgentRequest:
-        """Return the request of a body without its messages and what its address says."""
+        """Return the request of a body, without its messages and the fields of its URL."""
         config = object_of(value_of(body, "generationConfig") or {}, "generationConfig")
         config = {_camel(key): value for key, value in config.items()}
         unmet = self._form(config)
@@ -167,14 +167,14 @@ class Gemini(HttpDialect):
     def read_count(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AgentRequest:
-        """Return the request to count, which a body is or has as `generateContentRequest`."""
+        """Return the request to count: the body itself, or its field `generateContentRequest`."""
         if (counted := value_of(body, _COUNTED)) is not None:
             named = {key: body[key] for key in ("model", "stream", "rollout_id") if key in body}
             body = {**object_of(counted, _COUNTED), **named}
         return super().read_count(body, headers)
 
     def _form(self, config: Mapping[str, Any]) -> list[str]:
-        """Return the fields that ask for a form of the answer, which is sampled freely."""
+        """Return the fields that constrain the form of the answer and are not enforced."""
         count = config.get("candidateCount")
         if count not in (None, 1):
             raise Refusal(
@@ -281,7 +281,7 @@ def _tools(given: Any) -> _DeclaredTools:
 
 
 def _lowered(schema: Any) -> Any:
-    """Return a schema with the names of types as JSON Schema has them; Google's are upper-case."""
+    """Return a schema with lower-case type names, as in JSON Schema; Google's are upper-case."""
     if isinstance(schema, list):
         return [_lowered(inner) for inner in schema]
     if not isinstance(schema, dict):

@@ -25,7 +25,7 @@ def content_chunks(answer: PolicyAnswer, model: str) -> Iterator[dict[str, Any]]
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
-    """Return the JSON of a refusal, a full conversation in the words that clients know."""
+    """Return the JSON of a refusal; a full conversation gets the words that clients recognize."""
     message = str(refusal)
     if refusal.code == CONVERSATION_FULL:
         message = (

@@ -1,7 +1,7 @@
 """The contents of a Gemini request as the messages of a chat.
 
-Invariant: a result answers the call that its id means, if the names agree. Without an id, as chats
-and LangChain send results, it answers the first open call of its name in the turn before.
+Invariant: a result answers the call with its id, if the names agree. Chats and LangChain send
+results without an id; such a result answers the first open call of its name in the previous turn.
 """
 
 import base64
@@ -40,7 +40,7 @@ _DATA = (
 
 
 def value_of(value: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its camelCase name, however it is spelled; None if it is missing."""
+    """Return a field by its camelCase name, in either spelling; None if it is missing."""
     found = value.get(name)
     return value.get(_snake(name)) if found is None else found
 
@@ -54,7 +54,7 @@ def object_of(value: Any, where: str) -> Mapping[str, Any]:
     """Return a value that is an object.
 
     Raises:
-        Refusal: it is another one.
+        Refusal: it is not an object.
     """
     if not isinstance(value, dict):
         raise Refusal(f"{where} must be an object", param=where.partition("[")[0])
@@ -62,7 +62,7 @@ def object_of(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def texts_of_content(content: Any, where: str) -> list[str]:
-    """Return the texts of a content that holds nothing else."""
+    """Return the texts of a content that has only text."""
     if isinstance(content, str):
         return [content]
     parts = _parts(object_of(content, where), where)
@@ -78,7 +78,7 @@ class ContentReader(HistoryReader):
         self._turn: _ModelTurn | None = None
 
     def expects(self, elements: Sequence[Any]) -> bool:
-        """Return whether no call has an id that another one has got, and note the ids."""
+        """Note the ids of calls; return whether none of them was already given to another call."""
         ids = {*_ids_in(elements)}
         if not self._ids.made.isdisjoint(ids):
             return False
@@ -104,7 +104,7 @@ class ContentReader(HistoryReader):
             self._turn.add(part, where)
 
     def close(self) -> bool:
-        """End the model's turn; return whether there was none."""
+        """End the model's turn; return whether no turn was open."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.end()
@@ -114,11 +114,11 @@ class ContentReader(HistoryReader):
 class _Ids:
     """The ids of the calls in a history, and the calls of its last turn without a result.
 
-    A call without an id gets one that no other call has, and that every template takes.
+    A call without an id gets a unique id that every template accepts.
 
     Attributes:
-        used: the ids of all calls, those that are still to be read among them.
-        made: those that calls without an id have got.
+        used: the ids of all calls, including those that are still to be read.
+        made: the ids that were given to calls without an id.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Ids:
         self.begin_turn()
 
     def begin_turn(self) -> None:
-        """Forget the calls before, which nothing without an id answers any more."""
+        """Forget the earlier calls, because no result without an id can answer them any more."""
         self._open: dict[str, str] = {}
         self._in_order: defaultdict[str, deque[str]] = defaultdict(deque)  # by name
 
@@ -147,7 +147,7 @@ class _Ids:
         return id_
 
     def result(self, name: str, given: Any) -> str | None:
-        """Return the id of the call that a result answers; None if it answers none."""
+        """Return the id of the call that a result answers; None if it does not answer a call."""
         given = given or self._first_open(name)
         if not isinstance(given, str):
             return None
@@ -214,7 +214,7 @@ class _ModelTurn(ReturnedTurn):
 
 
 def _said(parts: list[Mapping[str, Any]], where: str, ids: _Ids) -> list[Message]:
-    """Return the results of a client's content, and the other parts as a message behind them."""
+    """Return the results of a client's content, followed by a message with the other parts."""
     messages: list[Message] = []
     others: list[str | Image] = []
     for part in parts:
@@ -237,11 +237,11 @@ def _said(parts: list[Mapping[str, Any]], where: str, ids: _Ids) -> list[Message
 
 
 def image_fields(content: Any, where: str) -> Iterator[ImageField]:
-    """Yield the images of a content, those that tools return among them.
+    """Yield the images of a content, including those that tools returned.
 
     Args:
         content: of a body.
-        where: it stands in the body.
+        where: the path of the content in the body.
     """
     role = {None: "user", "model": "assistant"}.get(role := content.get("role"), role)
     parts = blocks_in(content, "parts")
@@ -268,7 +268,7 @@ def _image_field(part: dict[str, Any], path: str, role: str) -> Iterator[ImageFi
 
 
 def _result(response: Any) -> str:
-    """Return the text of a result: that of its only field, or its JSON."""
+    """Return the text of a result: its only field if that is a string, otherwise its JSON."""
     if isinstance(response, dict) and len(response) == 1:
         (value,) = response.values()
         if isinstance(value, str):
@@ -292,7 +292,7 @@ def _parts(content: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
 
 
 def _text(part: Mapping[str, Any], where: str) -> str:
-    """Return the text of a part, empty if it has only a signature."""
+    """Return the text of a part; empty if the part has only a signature."""
     text = part.get("text")
     if isinstance(text, str):
         return text
@@ -316,7 +316,7 @@ def _unread(part: Mapping[str, Any], where: str) -> Refusal:
 
 
 def _handle(signature: Any) -> str:
-    """Return the handle that a signature is; empty if it is not one of ours."""
+    """Return the reasoning handle in a signature; empty if the gateway did not write it."""
     if not isinstance(signature, str):
         return ""
     try:

@@ -1,7 +1,7 @@
-"""Reads the history in a body, which repeats that of the body before, as messages.
+"""Reads the history in a body as messages; the history repeats that of the previous body.
 
-Invariant: the messages and their digest are those that reading the whole history gives. An element
-that the body before had is not read again.
+Invariant: the messages and their digest equal those of reading the whole history. Elements that the
+previous body had are not read again.
 """
 
 import hashlib
@@ -18,10 +18,11 @@ class HistoryReader(ABC):
     """Reads the histories of one conversation's bodies, on the loop of the gateway.
 
     Args:
-        settings: on which the messages depend besides the history, as a dialect has read them.
+        settings: everything besides the history on which the messages depend, as a dialect has read
+            it.
 
     Attributes:
-        messages: of the last history.
+        messages: the messages of the last history.
     """
 
     def __init__(self, settings: Any = None) -> None:
@@ -36,27 +37,27 @@ class HistoryReader(ABC):
 
     @property
     def reading(self) -> "Reading":
-        """Its state until it reads another history."""
+        """The state after the last history, until another history is read."""
         return Reading(self, self._number)
 
     def digest(self, head: Sequence[Message] = ()) -> bytes:
-        """Return a digest of the messages, with those that go before them."""
+        """Return a digest of the messages, including those inherited from an earlier answer."""
         # Texts alone, so Python's equality is that of JSON. Mostly they are the same objects.
         if [*head] != self._head:
             self._head, self._head_digest = [*head], _digest(b"", [*head])
         return _digest(self._head_digest, self._last_digest)
 
     def goes_on(self, reading: "Reading", begin: int) -> bool:
-        """Return whether it can read on behind an element.
+        """Return whether it can continue to read after an element.
 
         Args:
-            reading: its state when the elements up to that one were read.
-            begin: how many they are.
+            reading: its state after the elements up to that one.
+            begin: how many elements these are.
         """
         return reading.number == self._number and begin in self._ends
 
     def read(self, given: Sequence[Any], begin: int) -> None:
-        """Read a history whose elements before `begin` are those of the last one.
+        """Read a history whose elements before `begin` equal those of the last history.
 
         Raises:
             Refusal: an element cannot be read.
@@ -95,7 +96,7 @@ class HistoryReader(ABC):
         """
 
     def expects(self, elements: Sequence[Any]) -> bool:
-        """Return whether it can read these elements next, and note what they need."""
+        """Return whether it can read these elements next, and prepare for them."""
         return True
 
     def close(self) -> bool:
@@ -103,7 +104,7 @@ class HistoryReader(ABC):
         return True
 
     def leaves_only_messages(self, element: Any) -> bool:
-        """Return whether it is as if an element was never added, once its messages are removed."""
+        """Return whether removing an element's messages undoes all of its effects."""
         return False
 
     @property
@@ -112,22 +113,22 @@ class HistoryReader(ABC):
 
 
 class Reading(NamedTuple):
-    """The state of a reader behind the history of one request."""
+    """The state of a reader after the history of one request."""
 
     reader: HistoryReader
     number: int
-    """How many histories it had read."""
+    """How many histories the reader had read."""
 
 
 def _digest(before: bytes, value: Any) -> bytes:
-    """Return a digest of a JSON value, and of what goes before it."""
+    """Return a digest of a JSON value and of everything before it."""
     # Without references, which `marshal` writes from version 3 on, equal values have equal bytes.
     # It takes a fifth of the time of `json.dumps`.
     return hashlib.sha256(before + marshal.dumps(value, 2)).digest()
 
 
 def settings_of(like: Like | None) -> Any:
-    """Return the settings of the reader that has read an earlier history; None if there is none."""
+    """Return the settings of the reader of an earlier history; None without one."""
     reading = None if like is None else like.request.reading
     return reading.reader.settings if isinstance(reading, Reading) else None
 
@@ -136,12 +137,12 @@ Reader = TypeVar("Reader", bound=HistoryReader)
 
 
 def read_history(given: Sequence[Any], like: Like | None, new: Reader) -> Reader:
-    """Return a reader that has read a history: that of an earlier body, if it can go on.
+    """Return a reader that has read a history; the reader of an earlier body if that can continue.
 
     Args:
         given: the elements of the history.
         like: what the body repeats of an earlier one.
-        new: a reader that has read nothing.
+        new: a reader that has not read anything.
 
     Raises:
         Refusal: an element cannot be read.

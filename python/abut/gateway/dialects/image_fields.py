@@ -1,7 +1,7 @@
-"""Images in the bodies of clients: where they stand, and which of them are taken.
+"""Images in the bodies of clients: which fields hold them, and which kinds are taken.
 
-Invariant: an image is the bytes that its client sends, and nothing is fetched. What is not taken is
-refused by the path of its field in the body.
+Invariant: an image is the bytes that its client sends; abut never fetches one. A refusal names the
+path of the field in the body.
 """
 
 from typing import Any, NamedTuple
@@ -32,9 +32,9 @@ class ImageField(NamedTuple):
     """A field of a body that holds an image in base64."""
 
     path: str
-    """Of the field in the body, for errors."""
+    """The path of the field in the body, for errors."""
     role: str
-    """Of the message that shows the image, in the words of a chat."""
+    """The chat role of the message that shows the image."""
     data: str
     """The base64."""
     holder: dict[str, Any]
@@ -42,10 +42,10 @@ class ImageField(NamedTuple):
     key: str
     """The name of that field."""
     ignored: str | None = None
-    """The name of a field beside it that changes nothing, if its client has sent one."""
+    """The name of a sibling field that the gateway ignores, if the client has sent one."""
 
     def put(self, image: Image) -> None:
-        """Put the image into the body, in the place of its base64."""
+        """Put the image into the body, replacing its base64."""
         self.holder[self.key] = image
 
 
@@ -53,7 +53,7 @@ def base64_of_url(url: Any, path: str) -> str:
     """Return the base64 of a `data:` URL.
 
     Raises:
-        Refusal: it is another URL, or one that does not hold an image which is taken.
+        Refusal: it is another kind of URL, or does not hold an image that abut takes.
     """
     param = path.partition("[")[0]
     if not isinstance(url, str):
@@ -73,7 +73,7 @@ def base64_of_url(url: Any, path: str) -> str:
 
 
 def not_fetched(path: str, address: Any) -> Refusal:
-    """Return the refusal of an image that is somewhere else."""
+    """Return the refusal of an image that would have to be fetched."""
     shown = short(address[:_MOST_HEAD] if isinstance(address, str) else address)
     return Refusal(
         f"{path} is {shown}, but abut does not fetch images\n"
@@ -83,9 +83,10 @@ def not_fetched(path: str, address: Any) -> Refusal:
 
 
 def check_media_type(media_type: Any, path: str) -> None:
-    """Refuse the media type of something that is not taken.
+    """Refuse a media type that abut does not take.
 
-    A type is compared with the bytes where these are read: clients call a JPEG a PNG.
+    The type is not compared with the bytes here, because clients call a JPEG a PNG; the bytes
+        decide when they are decoded.
     """
     given = media_type.lower() if isinstance(media_type, str) else ""
     if given in _MEDIA_TYPES:
@@ -103,7 +104,7 @@ def base64_at(holder: dict[str, Any], key: str, path: str) -> str:
     """Return the base64 in a field.
 
     Raises:
-        Refusal: it is not a text.
+        Refusal: it is not a string.
     """
     data = holder.get(key)
     if not isinstance(data, str):
@@ -112,10 +113,10 @@ def base64_at(holder: dict[str, Any], key: str, path: str) -> str:
 
 
 def unread(where: str, kind: Any) -> Refusal:
-    """Return the refusal of a block or part that no message has.
+    """Return the refusal of a block or part that messages cannot have.
 
     Args:
-        where: it stands in the body.
+        where: its path in the body.
         kind: its type, or its media type.
     """
     named = kind.lower() if isinstance(kind, str) else ""

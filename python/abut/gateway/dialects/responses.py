@@ -1,7 +1,7 @@
 """OpenAI Responses: bodies to requests.
 
-Invariant: a `previous_response_id` stands for the messages of that response's request and its
-answer, which the ledger has.
+Invariant: a `previous_response_id` stands for the messages of that response's request and for its
+answer; the ledger has both.
 """
 
 import json
@@ -49,7 +49,7 @@ ResponsesRewrite: TypeAlias = Literal["empty_turn_left_out", "thinking_as_text"]
 """A change that a client of Responses is known to make to an answer of the policy:
 
 - empty_turn_left_out: as in `ChatRewrite`
-- thinking_as_text: writes the thinking as a text before the answer (pydantic-ai)
+- thinking_as_text: writes the thinking as text before the answer (pydantic-ai)
 """
 
 _SAMPLING = {name: name for name in ("temperature", "top_p")}
@@ -119,7 +119,7 @@ class Responses(HttpDialect):
         )
 
     def _fields(self, body: Mapping[str, Any], tools: ResponsesTools) -> AgentRequest:
-        """Return the request of a body without its messages and what they say of tools."""
+        """Return the request of a body, without its messages and the tools that those name."""
         choice = _choice(body)
         unmet = ["tool_choice"] if choice == "required" else []
         kind = object_at(object_at(body, "text"), "format").get("type", "text")
@@ -156,7 +156,7 @@ class Responses(HttpDialect):
     def rewrite_of(
         self, text: str, calls: Calls, entry: BranchEntry, *, same_calls: bool
     ) -> str | None:
-        """Return `""` for an answer whose calls of custom tools came back as their items are."""
+        """Return `""` for an answer whose custom tool calls differ only in spelling."""
         if same_calls or text != entry.text or len(calls) != len(entry.calls):
             return None
         own = zip(calls, entry.calls, calls_of(entry.message), strict=True)
@@ -164,11 +164,11 @@ class Responses(HttpDialect):
         return "" if all(same) else None
 
     def keys_returned(self, entry: BranchEntry) -> Iterator[Hashable]:
-        """Yield the key of an answer that does not change with a custom tool's arguments."""
+        """Yield a key of an answer that does not depend on the arguments of custom tools."""
         yield from self.keys_read(entry.text, key_of_calls(calls_of(entry.message)))
 
     def keys_read(self, text: str, calls: tuple[Any, ...]) -> Iterator[Hashable]:
-        """Yield that key of a message that may be an answer."""
+        """Yield the same kind of key for a message that may be an answer."""
         if calls:
             yield "unwrapped", without_space(text), tuple(map(unwrapped, calls))
 
@@ -200,7 +200,7 @@ class Responses(HttpDialect):
 
 
 def _origin(headers: Mapping[str, str]) -> Any:
-    """Return what Codex says of a request."""
+    """Return why Codex made a request, if it says so."""
     if "x-openai-subagent" in headers:
         return "subagent"
     try:

@@ -107,7 +107,7 @@ def _items(answer: PolicyAnswer, request: AgentRequest) -> list[dict[str, Any]]:
 def _begun(
     item: dict[str, Any], at: dict[str, Any]
 ) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Return an item as it begins, and the events that fill it."""
+    """Return the first, empty form of an item, and the events that fill it."""
     kind = item["type"]
     if kind == "message":
         return {**item, "status": "in_progress", "content": []}, _text_events(item, at)

@@ -1,7 +1,7 @@
 """The items of a Responses request as the messages of a chat.
 
 Invariant: the items between two inputs are one turn, in the order in which an answer has them. Ids,
-states and labels of items say nothing.
+states and labels of items are ignored.
 """
 
 import json
@@ -26,7 +26,7 @@ from abut.images import Image
 from abut.messages import Message
 
 THINKING_AS_TEXT = "thinking_as_text"
-"""The rule for a client that writes thinking as a text, see `ResponsesRewrite`."""
+"""The rule for a client that writes thinking as text, see `ResponsesRewrite`."""
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -41,7 +41,7 @@ _THINKING = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
 
 
 class BodyTools(NamedTuple):
-    """The tools of a body, and as the body has them."""
+    """The tools of a body, parsed and as given."""
 
     tools: ResponsesTools
     given: list[Any]
@@ -51,11 +51,11 @@ class ItemReader(HistoryReader):
     """Reads the items of bodies with the same tools.
 
     Args:
-        settings: of these bodies.
-        thinking_as_text: whether an answer whose thinking is a text can be the policy's.
+        settings: the tools of these bodies.
+        thinking_as_text: whether an answer with its thinking as text may be the policy's.
 
     Attributes:
-        tools: those of the body, and the names of those that searches have found.
+        tools: the tools of the body, and the names of tools that searches have found.
     """
 
     def __init__(self, settings: BodyTools, thinking_as_text: bool) -> None:
@@ -65,7 +65,7 @@ class ItemReader(HistoryReader):
         self._turn: _ItemTurn | None = None
 
     def add(self, element: Any, place: int) -> None:
-        """Add the message of an item, or the item to that of its turn."""
+        """Add the message of an item, or add the item to the message of its turn."""
         where = f"input[{place}]"
         if not isinstance(element, dict):
             raise Refusal(f"{where} must be an object", param="input")
@@ -86,7 +86,7 @@ class ItemReader(HistoryReader):
         self.messages.append(_said(kind, element, where, self.tools))
 
     def close(self) -> bool:
-        """End the turn; return whether there was none."""
+        """End the turn; return whether no turn was open."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.end()
@@ -96,11 +96,11 @@ class ItemReader(HistoryReader):
 class _ItemTurn:
     """The items between two inputs.
 
-    A text like `<think>…</think>` may be the thinking of an answer, as pydantic-ai writes it, or
-    its text. Which of the two it is depends on the answer, so the turn is read in both ways.
+    Text like `<think>…</think>` may be an answer's thinking, as pydantic-ai writes it, or really
+    its text. This depends on the answer, so the turn is read in both ways.
 
     Args:
-        thinking_as_text: whether an answer whose thinking is a text can be the policy's.
+        thinking_as_text: whether an answer with its thinking as text may be the policy's.
     """
 
     def __init__(self, thinking_as_text: bool) -> None:
@@ -159,7 +159,7 @@ def _is_refusal(part: Any) -> bool:
 
 
 def _said(kind: str, item: Mapping[str, Any], where: str, tools: ResponsesTools) -> Message:
-    """Return the message of an input; `tools` get what it has found, if it is a search's."""
+    """Return the message of an input; if it is the result of a search, add its tools to `tools`."""
     if kind == "message":
         return {"role": item["role"], "content": content_of(_parts(item.get("content"), where))}
     if kind != _FOUND and kind not in _OUTPUTS:
@@ -186,7 +186,7 @@ def image_fields(item: Mapping[str, Any], where: str) -> Iterator[ImageField]:
 
     Args:
         item: of a body.
-        where: it stands in the body.
+        where: the path of the item in the body.
     """
     role = str(item.get("role")).replace("developer", "system")
     for number, part in blocks_in(item, "content"):
@@ -207,7 +207,7 @@ def _image_field(part: dict[str, Any], path: str, role: str) -> Iterator[ImageFi
 
 
 def _texts(content: Any, where: str) -> list[str]:
-    """Return the texts of a content that has nothing else."""
+    """Return the texts of a content that has only text."""
     parts = _parts(content, where)
     if not all(isinstance(part, str) for part in parts):
         raise unread(where, "image")

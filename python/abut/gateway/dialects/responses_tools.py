@@ -1,6 +1,6 @@
 """The tools of OpenAI Responses: one flat name for each, and the items of their calls.
 
-Invariant: a call that was written as an item and comes back is the call that was sampled.
+Invariant: a call that is written as an item and read again equals the call that was sampled.
 """
 
 import json
@@ -13,7 +13,7 @@ from abut.gateway.ledger.refusal import Refusal, short
 
 TOOL_SEARCH = "tool_search"
 COMPUTER = "computer"
-"""The name of the tool in a call that was not the policy's, which writes none of its items."""
+"""The tool name of computer calls in a history; they are never the policy's own."""
 _NAMESPACE_END = "__"
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 _TEXT_ARGUMENT = {
@@ -33,12 +33,12 @@ class ToolName(NamedTuple):
 
 
 class ResponsesTools(NamedTuple):
-    """The tools of a body."""
+    """The tools of a request body."""
 
     shown: list[dict[str, Any]]
     """The functions that the prompt has, by their flat names."""
     names: dict[str, ToolName]
-    """The parts of each flat name, those of tools that were found by a search among them."""
+    """The parts of each flat name, including tools that a search found."""
     left_out: list[str]
     """The tools that OpenAI's servers run."""
 
@@ -47,8 +47,8 @@ def add_tools(tools: ResponsesTools, given: Any, namespace: str | None = None) -
     """Add the tools of a list to those of a body.
 
     Raises:
-        Refusal: the list has something else, or too much; or two tools would have the same name in
-            the prompt, so that a call would be ambiguous.
+        Refusal: the list has something else or too many tools; or two tools would have the same
+            name in the prompt, so a call would be ambiguous.
     """
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise Refusal("tools must be a list of objects", param="tools")
@@ -131,13 +131,13 @@ def call_of_item(
 
 
 def is_custom_call(call: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Return whether a call is one of the policy's as `item_of_call` writes it for a custom tool.
+    """Return whether a call is the policy's, as `item_of_call` writes it for a custom tool.
 
-    The policy may call such a tool with other arguments than a text, which its item has as JSON.
+    If the policy calls such a tool with arguments that are not a string, the item has them as JSON.
 
     Args:
         call: as `call_of_item` returns it.
-        own: of the policy.
+        own: the call of the policy.
     """
     function, mine = call["function"], own["function"]
     return (

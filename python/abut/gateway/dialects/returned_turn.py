@@ -1,7 +1,7 @@
-"""A turn of the policy that comes back in a history, part by part, as the message of an answer.
+"""Builds the message of an answer from the parts of a turn in a client's history.
 
-Invariant: an answer has its reasoning first, then its text, then its calls. A turn whose parts came
-in another order is marked, and is not an answer of the policy.
+Invariant: an answer has its reasoning first, then its text, then its calls. A turn with its parts
+in another order is marked, and does not count as an answer of the policy.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ class ReturnedTurn:
     """The parts of one turn, in the order in which the client has them.
 
     Attributes:
-        message: has the calls and marks as soon as they are added, the texts once it is ended.
+        message: has calls and marks as soon as they are added, and texts after `end`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ReturnedTurn:
         self._said: defaultdict[str, list[str]] = defaultdict(list)  # joined once, at the end
 
     def copy(self) -> "ReturnedTurn":
-        """Return a turn with the same parts, to which others may be added."""
+        """Return a copy, to which more parts may be added."""
         other = ReturnedTurn()
         other.message, other._last, other._handles = {**self.message}, self._last, [*self._handles]
         other._said.update({field: [*texts] for field, texts in self._said.items()})
@@ -39,23 +39,24 @@ class ReturnedTurn:
         return self._last == _REASONING
 
     def add_reasoning(self, text: str, field: str = "reasoning_content") -> None:
-        """Add reasoning, which may be empty: its client has only its handle.
+        """Add reasoning; empty if the client kept only its handle.
 
         Args:
             text: of the reasoning.
-            field: of the message that gets it; a client may have two versions of one reasoning.
+            field: the field of the message that gets it, because a client may have two versions of
+                one reasoning.
         """
         self._follow(_REASONING)
         if text:
             self._said[field].append(text)
 
     def add_handle(self, handle: str) -> None:
-        """Add the name of its reasoning; an answer has one at most."""
+        """Add the handle of the reasoning; an answer has at most one."""
         if handle:
             self._handles.append(handle)
 
     def add_text(self, text: str) -> None:
-        """Add text. An empty one says nothing and has no place in the order."""
+        """Add text; empty text is ignored and does not count for the order."""
         if text:
             self._follow(_TEXT)
             self._said["content"].append(text)

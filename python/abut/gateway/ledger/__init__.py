@@ -1,1 +1,1 @@
-"""The ledger: what was said and sampled in the rollouts of agents, exact to the token."""
+"""The ledger: all messages and samples of agents' rollouts, exact to the token."""

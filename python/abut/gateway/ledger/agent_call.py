@@ -1,7 +1,7 @@
 """One call of an agent: its request, its sample, and the delivery of its answer.
 
 Invariant: a message is a function of the sampled text. The trajectory keeps the tokens of all of
-the text, calls that are left out of the message included.
+the text, including calls that the message leaves out.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class AgentRequest:
     Attributes:
         messages: as the client sent them, for comparing.
         tools: None if there are none.
-        max_tokens: the client's limit of the turn; None: it sets none.
+        max_tokens: the client's token limit for the turn; None: the client does not set one.
         stop: strings that end the turn.
         calls: whether calls are parsed from the text.
         one_call: whether only the first call is wanted.
@@ -50,18 +50,19 @@ class AgentRequest:
         template_kwargs: variables for the chat template.
         sampling: the client's own settings.
         ignored: the names of fields that change nothing.
-        unmet: the fields that ask for a form of the answer, which is sampled freely all the same.
-        origin: why it begins a conversation, where its client says so.
-        follows: the id of an answer; its messages and it go before those of this request.
+        unmet: the fields that constrain the form of the answer and are not enforced.
+        origin: why the request begins a conversation, if its client says so.
+        follows: the id of an earlier answer; that conversation precedes the messages of this
+            request.
         head: how many of the first messages a request that follows this one does not inherit.
-        names: what its dialect knows of the names of tools, to write the calls of an answer.
+        names: the dialect's data about tool names, to write the calls of an answer.
         echo: the fields of the body that an answer repeats.
-        dialect: the protocol's rules for answers that come back.
-        name: of the part of the agent that asks.
+        dialect: the protocol's rules for answers in a client's history.
+        name: of the part of the agent that sent it.
         train: whether its calls are trained.
-        labels: what else the client says of the part that asks; one of them may be its session.
-        said: a digest of its messages, if its dialect has computed one.
-        reading: with what its dialect reads the next request of the conversation.
+        labels: what else the client says about that part; one label may be its session.
+        said: the digest of its messages, if its dialect has computed one.
+        reading: the reader with which its dialect reads the next request of the conversation.
     """
 
     messages: list[Message]
@@ -100,12 +101,19 @@ class AgentRequest:
 
     @cached_property
     def _frame_digest(self) -> bytes:
-        """Computed once in a conversation: the tools may be longer than all that is new."""
+        """The digest of `frame`.
+
+        Computed once per conversation, because the tools may be longer than everything new in a
+        request.
+        """
         return hashlib.sha256(self.frame.encode()).digest()
 
     @property
     def digest(self) -> bytes:
-        """A digest of what is asked: equal for a retry, however its client writes the body."""
+        """A digest of the content of a request, equal for a retry.
+
+        It does not depend on how the client writes the body.
+        """
         said = self.said or [with_hashes(message) for message in self.messages]
         asked = (self.dialect.id_prefix, self._frame_digest, said, self.max_tokens, self.stop)
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
@@ -117,11 +125,13 @@ class AgentRequest:
             raise Refusal("the body is nested too deeply") from None
 
     def with_messages(self, messages: list[Message], **changes: Any) -> "AgentRequest":
-        """Return the same request with other messages. Keep what was computed of its `frame`.
+        """Return the same request with other messages.
+
+        The values computed from its `frame` are kept.
 
         Args:
             messages: of the other request.
-            changes: of other fields, neither tools nor variables.
+            changes: new values of other fields, but not of tools or variables.
         """
         other = object.__new__(type(self))  # a tenth of what `copy.copy` takes
         vars(other).update(vars(self), messages=messages, **changes)
@@ -134,11 +144,11 @@ class AgentRequest:
         return self
 
     def ignoring(self, names: Collection[str]) -> "AgentRequest":
-        """Return the same request, of whose body more fields change nothing."""
+        """Return the same request with more ignored fields."""
         return self.with_messages(self.messages, ignored=sorted({*self.ignored, *names}))
 
     def of_part(self, name: str | None, train: bool, labels: Mapping[str, str]) -> "AgentRequest":
-        """Return the same request, asked by a part of the agent."""
+        """Return the same request, sent by a part of the agent."""
         other = object.__new__(type(self))
         vars(other).update(vars(self), name=name, train=train, labels=labels)
         return other
@@ -165,8 +175,8 @@ class PolicyAnswer:
         created: Unix time, seconds.
         number: how many calls of the rollout came before it.
         stop_string: the string of the request's `stop` that ended the turn, if one did.
-        handle: the name of its reasoning, which comes back from a client that does not keep the
-            text. A client of another rollout cannot know it.
+        handle: the name of its reasoning, which a client sends back if it does not keep the text. A
+            client of another rollout cannot know it.
     """
 
     id: str
@@ -202,12 +212,12 @@ def answer_of(
     Args:
         text: of the sample, without its end token.
         processor: parses thinking.
-        call_reader: parses calls; None: there are none.
+        call_reader: parses calls; None: calls are not parsed.
         request: says whether calls are wanted.
         id: of the call.
         number: of the call.
-        cut: whether it ended by length.
-        stop_string: the string that it ended on.
+        cut: whether a token limit ended the sample.
+        stop_string: the string that ended it, if one did.
         call_id: returns an id that no other call of the rollout has, given the one that the policy
             wrote.
         prompt_ids: see `PolicyAnswer`.
@@ -269,13 +279,13 @@ class AgentCall:
         request: as it was read.
         answered: gets the answer, or a `Refusal`.
         is_open: returns whether its client still listens.
-        delivered: whether the answer was written to the client, or came back in a history.
+        delivered: whether the answer was written to the client, or appeared in a later history.
         sample: of the policy.
         turn: its tokens in the branch.
         generate_s: seconds from the call to its sample.
         asked_at: by the monotonic clock.
         heard_at: when its answer was delivered.
-        env_s: seconds from then to the next call of the branch.
+        env_s: seconds from `heard_at` to the next call of the branch.
     """
 
     number: int
@@ -304,12 +314,12 @@ class AgentCall:
 
     @property
     def may_be_reused(self) -> bool:
-        """True if it has a sample, or may still get one, which a repeated request may get too."""
+        """True if it has or may still get a sample, which a repeated request can then share."""
         return not self.answered.done() or self.answered.exception() is None
 
 
 def set_failed(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Resolve a future by an error, unless it is resolved; nobody need wait for it."""
+    """Set an error as the result of a future, unless it has a result; nobody needs to await it."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # or the loop logs it, if nobody waits for the future

@@ -1,8 +1,8 @@
-"""The branches of a rollout, which are its conversations, and the one that a request goes on with.
+"""The branches of a rollout, which are its conversations, and which of them a request continues.
 
-Invariant: each call is in every branch that goes on from it, as it was sampled, and one branch owns
-it: over all branches a sampled token is trained once. Where a request goes on follows from what was
-said alone; ids only choose between branches in which the same was said.
+Invariant: each call is, as it was sampled, in every branch that continues from it, and exactly one
+branch owns it, so over all branches a sampled token is trained once. Only the messages decide which
+branch a request continues; ids choose between branches with equal messages.
 """
 
 import time
@@ -45,11 +45,11 @@ class LedgerBranch:
     names: dict[str, str] = field(default_factory=dict)
     """The tool that each call names, by the call's id."""
     known: KnownPrefix = field(default_factory=KnownPrefix)
-    """The messages that a client writes for its beginning."""
+    """The client's spelling of its beginning."""
     own_ids: set[str] = field(default_factory=set)
     """Call ids that the policy wrote itself."""
     caller: Caller = NOBODY
-    """The caller that asks in it."""
+    """The caller that sends its requests."""
 
     def forked(
         self, entries: int, conversation: Conversation, cause: BranchCause
@@ -64,9 +64,9 @@ class LedgerBranch:
         return other
 
     def asked_again(self, found: Match) -> "LedgerBranch":
-        """Return a branch that is asked the same as this one once more.
+        """Return a branch for a repetition of this branch's last request.
 
-        It is this one if there is no answer and none is being drawn.
+        Return this branch itself if it has no answer and no sample is being drawn.
         """
         if found.entries == len(self.entries):  # there is no answer yet
             if not self.sampling:
@@ -77,7 +77,7 @@ class LedgerBranch:
         return self.forked(found.entries, self.conversation.fork(at), "repeated")
 
     def say(self, history: History, found: Match | None = None) -> None:
-        """Add a client's messages: those behind the last answer that matched, or all of them."""
+        """Add a client's messages: those after the last answer that matched, or all of them."""
         said = 0 if found is None else found.answered_messages
         entry_of = [] if found is None else [*found.entry_of[:said]]
         for place in range(said, len(history.messages)):
@@ -89,7 +89,7 @@ class LedgerBranch:
             self._note(BranchEntry(message, answered_call=call, joints=self.writer.joints))
 
     def in_own_ids(self, history: History, found: Match) -> list[Message]:
-        """Return the messages behind the last answer that matched, with the ids of our calls.
+        """Return the messages after the last answer that matched, with the gateway's call ids.
 
         The client may have given the calls other ids.
         """
@@ -133,16 +133,16 @@ class LedgerBranch:
 
     @property
     def unanswered(self) -> bool:
-        """True if it ends on a client's message."""
+        """True if it ends with a client's message."""
         return bool(self.entries) and not self.entries[-1].ours
 
     @property
     def delivered_calls(self) -> int:
-        """How many calls there are up to and with the last one that was delivered."""
+        """How many calls there are, up to and including the last delivered one."""
         return max((k + 1 for k, call in enumerate(self.calls) if call.delivered), default=0)
 
     def agreement(self, messages: Sequence[Message], found: Match) -> tuple[int, int, int]:
-        """Return how well the ids in a request agree with this branch, where the texts agree.
+        """Return how well the ids in a request agree with this branch, given that the texts agree.
 
         Returns:
             for the last answer: 1 if its token ids are ours, -1 if they are others, 0 if it has
@@ -179,12 +179,12 @@ def _same_tokens(message: Message, call: AgentCall) -> int:
 
 
 class Continuation(NamedTuple):
-    """The end of an answer that a request goes on with."""
+    """The end of an answer, from which a request continues."""
 
     branch: LedgerBranch
     found: Match
     again: bool
-    """True if it asks once more what the branch was asked behind `found.turns` answers."""
+    """True if it repeats the request that the branch got after `found.turns` answers."""
 
 
 def find_continuation(
@@ -195,15 +195,15 @@ def find_continuation(
     *,
     learns: bool = True,
 ) -> Continuation | None:
-    """Return the continuation with most of the history; None if no branch has an answer of it.
+    """Return the continuation with the longest history; None if no branch has an answer in it.
 
     Args:
         branches: of the rollout.
         frame: of the request, see `AgentRequest.frame`.
         history: of the request.
         dialect: of the request.
-        learns: whether the branches keep how the client writes their beginning; a request that is
-            not placed leaves no trace.
+        learns: whether the branches keep the client's spelling of their beginning; False for a
+            request that is not placed, so that it leaves no trace.
     """
     best: tuple[tuple[int, ...], Continuation] | None = None
     for branch in branches:
@@ -230,8 +230,8 @@ def why_root(
 ) -> BranchCause | None:
     """Return why a request begins a new conversation; None if it is the first.
 
-    It rewrote a conversation if an answer of the policy is the first message on which the two
-    differ, or comes back behind it. Example answers that a client wrote itself do not count.
+    The request rewrote a conversation if the first message that differs is an answer of the policy,
+    or is followed by one. Example answers that a client wrote itself do not count.
     """
     if not branches:
         return None

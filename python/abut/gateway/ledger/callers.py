@@ -1,6 +1,6 @@
-"""The parts of an agent that ask, told apart by the name and the session of their calls.
+"""The parts of an agent that send requests, distinguished by name and session.
 
-Invariant: a name is trained or is not; its calls never disagree on that within a rollout.
+Invariant: within a rollout, all calls of a name are trained, or none of them is.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ _MOST_SESSION = 200
 
 
 class Caller(NamedTuple):
-    """A part of an agent that asks. The calls of two callers are never one conversation."""
+    """A part of an agent that sends requests. Calls of two callers are never one conversation."""
 
     name: str | None = None
     session: str | None = None
@@ -21,7 +21,7 @@ class Caller(NamedTuple):
     """False: its calls are not trained."""
 
     def digest(self, digest: bytes) -> bytes:
-        """Return the digest of a request of this caller, other than that of any other caller's."""
+        """Return the digest of a request, different for each caller."""
         if self == NOBODY:
             return digest
         return hashlib.blake2b(repr(tuple(self)).encode() + digest).digest()
@@ -34,11 +34,11 @@ class Callers:
     """The callers of one rollout.
 
     Args:
-        session_header: the label of a request that says which session it belongs to; None: no
-            request belongs to one.
+        session_header: the label that names the session of a request; None: requests have no
+            sessions.
 
     Attributes:
-        asked_by: the names and sessions of all requests, those that were refused among them.
+        asked_by: the names and sessions of all requests, including refused ones.
     """
 
     def __init__(self, session_header: str | None = None) -> None:
@@ -47,13 +47,13 @@ class Callers:
         self._trained: dict[str, bool] = {}
 
     def of(self, request: AgentRequest) -> Caller:
-        """Return who asks."""
+        """Return the caller of a request."""
         header = self._session_header
         session = None if header is None else request.labels.get(header)
         return Caller(request.name, session, request.train)
 
     def note(self, caller: Caller) -> None:
-        """Note who asks.
+        """Note the caller of a request.
 
         Raises:
             Refusal: its name has calls that are trained and others that are not, or its session is

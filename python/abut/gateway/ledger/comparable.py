@@ -1,12 +1,12 @@
-"""Comparable values: one value for all spellings of a message that mean the same.
+"""Comparable values: equal for all spellings of a message that mean the same.
 
 Invariant: two JSON values have equal comparable values exactly if they are equal as JSON, numbers
 by their exact value. `True` is not a number, though Python says that it equals 1. Images are equal
 if their pixels are, however they were encoded.
 
-A message that a client repeats is compared once: `KnownPrefix` keeps the messages that were found
-to be the beginning of a branch. Comparing a request with the branch then takes time for its new
-messages, and one comparison of two lists for the others.
+A message that a client repeats is compared once: `KnownPrefix` keeps the messages that matched the
+beginning of a branch. Comparing a later request with the branch then costs time only for its new
+messages, plus one comparison of two lists.
 """
 
 import itertools
@@ -20,15 +20,15 @@ from abut.images import Image
 from abut.messages import Message, images_of, with_hashes
 
 _EMPTY_FIELDS = ("refusal", "audio", "annotations", "function_call")
-"""Keys that clients add to an assistant message, and that say nothing while they are empty."""
+"""Keys that clients add to an assistant message, and that mean nothing while they are empty."""
 
 
 MOST_DEPTH = 100
-"""How deeply the fields of a message may be nested."""
+"""The deepest nesting that the fields of a message may have."""
 
 
 def comparable(value: Any) -> Hashable:
-    """Return the comparable value of a JSON value; the order of keys does not count."""
+    """Return the comparable value of a JSON value; the order of keys does not matter."""
     if value is None or isinstance(value, bool):
         return ("constant", value)
     if isinstance(value, str):
@@ -56,7 +56,7 @@ def text_of(content: Any, joint: str | None = "") -> str | None:
 
     Args:
         content: of a message.
-        joint: the text between two parts; None: several parts are not one text.
+        joint: the text that joins two parts; None: several parts cannot be joined.
     """
     if isinstance(content, str):
         return content
@@ -75,7 +75,7 @@ def texts_and_images(content: Any, joint: str | None = None) -> list[str | Image
 
     Args:
         content: of a message.
-        joint: the text between two parts that are texts; None: these are not one text.
+        joint: the text that joins two adjacent text parts; None: they are not joined.
     """
     said: list[str | Image] = []
     for part in content if isinstance(content, list) else [{"text": content}]:
@@ -104,7 +104,7 @@ def _text_of_part(part: Any) -> str | None:
 
 
 def arguments_of(arguments: Any) -> Any:
-    """Return a call's arguments as an object, or as they came if they are not the JSON of one."""
+    """Return a call's arguments as an object, or unchanged if they are not JSON of one."""
     if isinstance(arguments, Mapping):  # as Ollama has them
         return arguments
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -117,7 +117,7 @@ def arguments_of(arguments: Any) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether a JSON value is nested too deeply to compare it by Python's recursion."""
+    """Return whether a JSON value is nested too deeply to compare it recursively."""
     level = [value]
     for _ in range(MOST_DEPTH):
         if not (level := [inner for outer in level for inner in _inside(outer)]):
@@ -132,7 +132,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the calls of a message that are calls of functions."""
+    """Return the function calls of a message."""
     calls = message.get("tool_calls")
     if not calls or not isinstance(calls, list):
         return []
@@ -156,7 +156,7 @@ CallPosition: TypeAlias = tuple[int, int]
 
 
 class CallIds:
-    """The call that each id means. An id that two calls have means none of them.
+    """The call that each id refers to. An id that two calls share refers to neither.
 
     Args:
         before: the ids of the messages before. Ids that are added here are not added there.
@@ -177,7 +177,7 @@ class CallIds:
                 self._positions[id_] = (at, number) if is_new else None
 
     def call_of(self, message: Message) -> CallPosition | None:
-        """Return the call that a tool's message answers; None if its id means none."""
+        """Return the call that a tool's message answers; None if its id does not refer to one."""
         id_ = message.get("tool_call_id") if message.get("role") == "tool" else None
         if not isinstance(id_, str):
             return None
@@ -192,10 +192,10 @@ class NewCallIds:
         self._numbers = itertools.count()
 
     def of(self, own: str | None) -> str:
-        """Return an id that no other call of the rollout has, and that every template takes.
+        """Return an id that no other call of the rollout has and that every template accepts.
 
         Args:
-            own: the one that the policy wrote, which the first call keeps that has it.
+            own: the id that the policy wrote; the first call with this id keeps it.
         """
         id_ = own
         while id_ is None or id_ in self._given:
@@ -219,8 +219,8 @@ def comparable_message(
 
     Args:
         message: as the client sent it.
-        has_call: whether the call that it answers is known; its id then does not count.
-        joint: the text that the row has between two parts; None: several parts are not one text.
+        has_call: whether the call that it answers is known; if so, its id is ignored.
+        joint: the text that joins two parts in the row; None: several parts cannot be joined.
     """
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str):
@@ -261,28 +261,28 @@ class SeenMessages(NamedTuple):
     ids: CallIds | None = None
     """The ids of the calls in them; grows as more messages become known."""
     answers: Sequence[CallPosition | None] = ()
-    """For each of them, the call that it answers."""
+    """For each of these messages, the call that it answers."""
 
 
 class PrefixMatch(NamedTuple):
     """The result of comparing the beginning of a branch."""
 
     turns: int
-    """How many answers are in it."""
+    """How many answers matched."""
     behind_turn: int
-    """How many messages there are up to and with the last answer."""
+    """How many messages there are, up to and including the last answer."""
     rewrites: dict[str, int]
-    """How many of its answers came back changed, by rule."""
+    """How many answers the client changed, by rule."""
     same_ids: int
-    """How many answers have calls with our ids."""
+    """How many answers have calls with the gateway's ids."""
 
 
 class KnownPrefix:
     """The messages that a client writes for the beginning of a branch.
 
     These are lists, because one loop in C compares two lists of mostly identical objects: 373
-    messages in 9 microseconds. In a tree, each entry would have its spelling and a link to the one
-    before; a fork would copy nothing, but a walk through as many messages took 154 microseconds.
+    messages in 9 microseconds. A tree, in which each entry has its spelling and a link to its
+    predecessor, makes forks free but took 154 microseconds for as many messages.
 
     Attributes:
         messages: the k-th is how the client writes the k-th entry of the branch.
@@ -324,14 +324,14 @@ class KnownPrefix:
     def learn(
         self, place: int, message: Message, *, ours: bool, rule: str = "", same_ids: bool = False
     ) -> None:
-        """Note how a client writes the entry behind the known ones.
+        """Note a client's spelling of the entry after the known ones.
 
         Args:
-            place: the entry's index; messages that were known from there on are forgotten.
+            place: the entry's index; known messages from this index on are forgotten.
             message: as the client writes it.
-            ours: whether it is an answer of the policy.
+            ours: whether the entry is an answer of the policy.
             rule: the rule by which a changed answer matched.
-            same_ids: whether its calls have our ids.
+            same_ids: whether its calls have the gateway's ids.
         """
         if place < len(self.messages):
             self._forget(place)

@@ -1,7 +1,7 @@
 """The images that an agent left out of its history.
 
-Invariant: nothing that a ledger has written is undone, so an image that is gone from the history is
-gone because another branch began: the branch before it has the image, and the new one has not.
+Invariant: a ledger never undoes what it has written. If an agent drops an image from its history, a
+new branch begins: the previous branch has the image, and the new one does not.
 """
 
 from collections import Counter
@@ -22,10 +22,10 @@ _SYSTEM = ("system", "developer")
 
 
 def dropped_images(branches: Sequence[LedgerBranch]) -> list[DroppedImages]:
-    """Return the images that the branches of a rollout have left out, one entry for each branch.
+    """Return the images that the branches of a rollout have left out, one entry per branch.
 
     Args:
-        branches: of the rollout, in the order in which they began; they no longer change.
+        branches: of the rollout, in the order in which they began, which no longer change.
     """
     found = (_dropped(branch, branches[:place], branches) for place, branch in enumerate(branches))
     return [dropped for dropped in found if dropped is not None]
@@ -78,11 +78,12 @@ def _replaced(
     earlier: Sequence[LedgerBranch],
     branches: Sequence[LedgerBranch],
 ) -> Sequence[LedgerBranch]:
-    """Return the last conversation that a new one may have taken the place of, if there is one.
+    """Return the last conversation that a new one may have replaced, if there is one.
 
-    An agent that shows its newest screenshot alone begins a conversation in each step, under the
-    same system prompt and with the same tools, and never goes back to the one before. A helper that
-    it asks in between has a prompt of its own, or the agent goes on afterwards.
+    An agent that shows only its newest screenshot begins a conversation in each step, with the same
+    system prompt and tools, and never returns to the previous one. A helper that it calls in
+    between does not look like this: the helper has its own prompt, or the agent continues
+    afterwards.
     """
     going_on = {
         id(other.entries[0])

@@ -1,7 +1,7 @@
-"""The entries of a branch, and the rules of a dialect for answers that come back.
+"""The entries of a branch, and a dialect's rules for answers in a client's history.
 
-Invariant: an entry never changes. What it is compared by is computed once, when a request is first
-compared with it.
+Invariant: an entry never changes. The values by which it is compared are computed once, at the
+first comparison.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -26,33 +26,34 @@ LEFT_OUT = "empty_turn_left_out"
 """The rewrite of a client that leaves out an answer without text and calls."""
 
 HANDLE = "reasoning_handle"
-"""The key of a message that came back with a handle of its reasoning, see `PolicyAnswer.handle`."""
+"""The key of a message with a handle of its reasoning, see `PolicyAnswer.handle`."""
 REORDERED = "reordered"
-"""The key of a message whose parts came in another order than the parts of an answer have."""
+"""The key of a message whose parts are not in the order of an answer's parts."""
 RESPELLED = "respelled"
-"""The key of a message that a dialect read by a rewrite, whose rule is the value."""
+"""The key of a message that a dialect read with a rewrite; the value is the rule."""
 REREAD = "reread"
-"""The key of a message that a rewrite reads otherwise; the value is the message as it reads it."""
+"""The key of a message with a second reading; the value is the message read that way."""
 OWN_KEYS = (HANDLE, REORDERED, RESPELLED, REREAD)
 """Keys of messages that dialects set themselves."""
 
 
 class Dialect:
-    """The changes that a protocol's clients make to an answer; this one knows none.
+    """The changes that a protocol's clients make to an answer; this base class has no rules.
 
     Args:
-        rewrites: the names of the rules that hold; others are ignored. None: all of its own.
+        rewrites: the names of the rules that apply; other names are ignored. None: all rules of the
+            dialect.
 
     Attributes:
         known_rewrites: the names of its rules.
-        rewrites: the names of those that hold.
+        rewrites: the names of the rules that apply.
         id_prefix: the beginning of the ids of its answers.
-        places_system: whether system messages are written where the template can show them. Not
-            for chat, whose clients speak of roles as a template has them: a server that renders
-            their messages refuses what the template refuses, and moves what it moves. A prompt of
-            another form would not be the one that is sampled from after training. Of 74 public
-            templates 52 show a system message behind the first user message as it stands, 16 to 20
-            refuse one there, and 6 move it.
+        places_system: whether system messages are moved to where the template can show them. Not
+            for chat completions, whose clients use roles as a template has them: a server that
+            renders their messages refuses what the template refuses and moves what it moves, and
+            training must use the prompt that is sampled from later. Of 74 public templates, 52 show
+            a system message after the first user message unchanged, 16 to 20 refuse one there, and
+            6 move it.
     """
 
     known_rewrites: ClassVar[Sequence[str]] = ()
@@ -66,9 +67,9 @@ class Dialect:
     def rewrite_of(
         self, text: str, calls: Calls, entry: "BranchEntry", *, same_calls: bool
     ) -> str | None:
-        """Return the rule by which a message is this answer though they differ; None: it is not.
+        """Return the rule by which a changed message is this answer; None if it is not.
 
-        The rule is `""` where they differ as two spellings of one history do, which is not counted.
+        The rule is `""` if they differ only in spelling, which is not counted.
 
         Args:
             text: of the message, stripped.
@@ -79,7 +80,7 @@ class Dialect:
         return None
 
     def keys_returned(self, entry: "BranchEntry") -> Iterable[Hashable]:
-        """Return more keys that `rewrite_of` may find an answer by; see `keys_returned`."""
+        """Return more keys by which `rewrite_of` may find an answer; see `keys_returned`."""
         return ()
 
     def keys_read(self, text: str, calls: tuple[Hashable, ...]) -> Iterable[Hashable]:
@@ -101,11 +102,11 @@ class BranchEntry:
     answered_call: CallPosition | None = None
     """The call that a tool's message answers: the index of its entry, and its number there."""
     joints: Mapping[str, str | None] = field(default_factory=dict)
-    """By role, the text that the row has between two text parts, see `Writer.joints`."""
+    """By role, the text that joins two text parts in the row, see `Writer.joints`."""
     dialect: Dialect = NO_REWRITES
-    """Of the request that it answers."""
+    """The dialect of the request that it answers."""
     handle: str = ""
-    """Of an answer's reasoning."""
+    """The handle of an answer's reasoning."""
 
     # Computed when a request is first compared with the entry: most messages that come back are
     # known, or equal as they stand, and need none of these.
@@ -120,7 +121,7 @@ class BranchEntry:
 
     @cached_property
     def coarse(self) -> Hashable:
-        """Equal where `comparable` is, however text parts are joined."""
+        """Equal where `comparable` is equal, however text parts are joined."""
         return coarse_key(self.message)
 
     @cached_property
@@ -155,7 +156,7 @@ def ids_of(calls: Calls) -> list[Any]:
 
 
 def without_space(text: str) -> str:
-    """Return a text without white space, which is the same however its parts are joined."""
+    """Return text without white space, which is the same however its parts are joined."""
     return "".join(text.split())
 
 

@@ -1,8 +1,8 @@
-"""An index of rollouts by what was said in them, for requests that name no rollout.
+"""An index of rollouts by their messages, for requests that do not name a rollout.
 
 Invariant: if `match` finds that a branch is the beginning of a request, the index finds the branch
-too. It may find others, so each is compared before it is used. A look-up takes time for the
-messages of the request, and none for rollouts in which something else was said.
+too. It may also find others, so each branch is compared before it is used. The cost of a look-up
+depends on the messages of the request, not on the number of other rollouts.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from abut.gateway.ledger.matching import History, is_left_out, keys_read, keys_r
 
 
 class _Node:
-    """A beginning that rollouts have in common: the messages from the root to here."""
+    """A beginning that rollouts share: the messages from the root to this node."""
 
     def __init__(self, parent: "_Node | None", keys: frozenset[Hashable]) -> None:
         self.parent = parent
@@ -28,7 +28,7 @@ class _Node:
         self.taken: dict[OpenEnd, None] = {}
 
     def child(self, keys: frozenset[Hashable]) -> "_Node":
-        """Return the node behind one more message; make it if there is none."""
+        """Return the node after one more message; make it if it does not exist."""
         child = self.by_keys.get(keys)
         if child is None:
             child = self.by_keys[keys] = _Node(self, keys)
@@ -37,7 +37,7 @@ class _Node:
         return child
 
     def prune(self) -> None:
-        """Remove the node, and each one before it, if nothing is behind it."""
+        """Remove the node and its ancestors, as far as nothing follows them."""
         node = self
         while node.parent is not None and not (node.by_keys or node.free or node.taken):
             del node.parent.by_keys[node.keys]
@@ -50,16 +50,16 @@ class _Node:
 
 @dataclass(eq=False)
 class OpenEnd:
-    """The end of an answer, where a request may go on.
+    """The end of an answer, from which a request may continue.
 
     Attributes:
-        ledger: of the rollout.
+        ledger: the rollout's ledger.
         branch: its conversation.
-        entries: how many entries the branch has up to and with the answer.
+        entries: how many entries the branch has, up to and including the answer.
         turns: how many answers are among them.
-        node: its place in the index.
-        is_passed: whether a request has gone on from there.
-        claims: how many requests were given it and are still being placed.
+        node: its node in the index.
+        is_passed: whether a request has continued from it.
+        claims: how many requests that will continue from it are still being placed.
     """
 
     ledger: Ledger
@@ -72,13 +72,13 @@ class OpenEnd:
 
     @property
     def is_free(self) -> bool:
-        """True if nobody goes on from there."""
+        """True if no request continues from it."""
         return not (self.is_passed or self.claims)
 
 
 @dataclass(eq=False)
 class _Path:
-    """The part of one branch that the index has."""
+    """The part of one branch that is in the index."""
 
     node: _Node
     entries: int = 0
@@ -90,7 +90,7 @@ class Histories:
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        """Called when a rollout has moved on: was asked, has answered, or has ended."""
+        """Called when a rollout changes: it got a request, answered, or ended."""
         self._roots: dict[str, _Node] = {}
         self._paths: dict[Ledger, dict[LedgerBranch, _Path]] = {}
         self._by_digest: dict[bytes, dict[Ledger, None]] = {}
@@ -99,7 +99,7 @@ class Histories:
         self._claims: dict[int, tuple[AgentRequest, OpenEnd]] = {}
 
     def add(self, ledger: Ledger) -> None:
-        """Follow a rollout from here on."""
+        """Begin to follow a rollout."""
         self._paths[ledger], self._digests_of[ledger] = {}, set()
         ledger.observer = self
 
@@ -122,12 +122,12 @@ class Histories:
     # ---- what happens in a rollout
 
     def asked(self, ledger: Ledger, digest: bytes) -> None:
-        """Note that a rollout was asked with a body of this digest."""
+        """Note that a rollout got a request whose body has this digest."""
         self._by_digest.setdefault(digest, {})[ledger] = None
         self._digests_of[ledger].add(digest)
 
     def heard(self, ledger: Ledger, branch: LedgerBranch) -> None:
-        """Note that a branch has an answer at its end."""
+        """Note that a branch now ends with an answer."""
         paths = self._paths[ledger]
         if (path := paths.get(branch)) is None:
             root = self._roots.setdefault(branch.frame, _Node(None, frozenset()))
@@ -142,7 +142,7 @@ class Histories:
         self.on_change()
 
     def passed(self, ledger: Ledger, branch: LedgerBranch, entries: int) -> None:
-        """Note that a request goes on behind so many messages of a branch."""
+        """Note that a request continues a branch after so many messages."""
         path = self._paths[ledger].get(branch)
         for open_end in reversed(path.open_ends if path is not None else []):
             if open_end.entries == entries:
@@ -169,15 +169,15 @@ class Histories:
     # ---- who has a history
 
     def is_new(self, ledger: Ledger) -> bool:
-        """Return whether a rollout was asked nothing yet."""
+        """Return whether a rollout has not got a request yet."""
         return not self._digests_of[ledger]
 
     def with_digest(self, digest: bytes) -> Iterable[Ledger]:
-        """Return the rollouts that were asked with a body of this digest."""
+        """Return the rollouts that got a body with this digest."""
         return self._by_digest.get(digest, ())
 
     def levels(self, request: AgentRequest, history: History) -> Iterator[list[_Node]]:
-        """Yield the nodes that a request may go on from, in groups: longest beginnings first."""
+        """Yield the nodes from which a request may continue, in groups, longest first."""
         root = self._roots.get(request.frame)
         levels = [] if root is None else [[root]]
         for place, message in enumerate(history.messages if levels else ()):
@@ -199,7 +199,7 @@ class Histories:
 
 
 def _keys_of(entry: BranchEntry) -> frozenset[Hashable] | None:
-    """Return the keys that a message may come back by; None if it may not come back at all."""
+    """Return the keys under which a message may appear; None if clients may omit it."""
     if not entry.ours:
         return frozenset([("said", entry.coarse)])
     if entry.is_empty:
@@ -208,7 +208,7 @@ def _keys_of(entry: BranchEntry) -> frozenset[Hashable] | None:
 
 
 def _file(open_end: OpenEnd) -> None:
-    """List an end among the free or the taken ends of its node, as it now is."""
+    """List an end among the free or the taken ends of its node, according to its state."""
     free, taken = open_end.node.free, open_end.node.taken
     into, out_of = (free, taken) if open_end.is_free else (taken, free)
     out_of.pop(open_end, None)
@@ -218,7 +218,7 @@ def _file(open_end: OpenEnd) -> None:
 def find_repeated(
     histories: Histories, request: AgentRequest, digest: bytes, retried: bool
 ) -> Sequence[Ledger]:
-    """Return the rollouts that a repeated request fits best; none if it is new."""
+    """Return the rollouts that a repeated request fits best; empty if it is new."""
     again = histories.with_digest(digest)
     fits = [(ledger.fits_again(request, digest, retried), ledger) for ledger in again]
     best = max((fit for fit, _ in fits), default=0)
@@ -228,14 +228,14 @@ def find_repeated(
 def find_open_ends(
     histories: Histories, request: AgentRequest, most: int | None = 1
 ) -> Sequence[OpenEnd]:
-    """Return the ends that a request may go on from: of the longest histories, the free ones.
+    """Return the ends from which a request may continue: the free ones with the longest history.
 
-    If none is free, requests have gone on from all of them, and this one begins a branch.
+    If all of them are taken, requests have continued from each, and this one begins a branch.
 
     Args:
         histories: of the rollouts that may have sent the request.
-        request: names no rollout.
-        most: stop after so many; None: return all.
+        request: does not name a rollout.
+        most: the most ends to return; None: all.
     """
     history = History(request.messages)
     exact: dict[Hashable, History] = {}

@@ -1,9 +1,9 @@
 """The ledger of one rollout: an agent's calls, and the conversations that they make.
 
 Invariant: each prompt that the engine gets is a prefix of a branch, and each sample is in its
-branch as it was sampled. A request goes on where its history ends; if that history was never said,
-or was changed, it begins a branch of its own. Calls are placed one after the other, because the
-place of each depends on those before it, and sampled at the same time.
+branch as it was sampled. A request continues where its history ends; if that history is unknown or
+was changed, the request begins a new branch. Calls are placed one after the other, because the
+place of each depends on those before it, but they are sampled concurrently.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ class Ledger:
     """The calls and branches of one rollout, on the loop of the gateway.
 
     Attributes:
-        rollout_id: with its attempt.
-        branches: its conversations, in the order in which they were begun.
+        rollout_id: the id of the rollout, with its attempt.
+        branches: its conversations, in the order in which they began.
         calls: all calls that were placed.
-        refused: the limit (or empty sample) that ended it, or that its last refusal named.
+        refused: the limit (or empty sample) that ended the rollout, or that its last refusal named.
         refusal: the message of its last refusal.
-        client_rewrites: how often a message of the policy came back changed, by rule.
-        tool_choice_unmet: how often a call was asked for and none was sampled.
+        client_rewrites: how often a client changed a message of the policy, by rule.
+        tool_choice_unmet: how often a client required a call and the policy did not sample one.
     """
 
     def __init__(self, rollout_id: str, policy: Policy, session_header: str | None = None) -> None:
@@ -63,11 +63,11 @@ class Ledger:
         self.client_rewrites: Counter[str] = Counter()
         self.tool_choice_unmet = 0
         self.callers = Callers(session_header)
-        """The parts of the agent that ask."""
+        """The parts of the agent that send requests."""
         self.used = time.monotonic()
-        """When it was last asked something, by the monotonic clock."""
+        """The time of its last request, by the monotonic clock."""
         self.observer: LedgerObserver | None = None
-        """An index that finds the rollout by what was said, if requests may leave out its id."""
+        """An index that finds the rollout by its messages, if requests may leave out its id."""
         self._repeats = Repeats()
         self._policy = policy
         self._lock = asyncio.Lock()
@@ -96,11 +96,11 @@ class Ledger:
 
     @property
     def sampling(self) -> Collection[asyncio.Task[Any]]:
-        """The samples that are being drawn."""
+        """The tasks that are drawing samples."""
         return tuple(self._sampling)
 
     def fits_again(self, request: AgentRequest, digest: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one, see `Repeats.fit`."""
+        """Return how well a request fits as a repetition, see `Repeats.fit`."""
         return self._repeats.fit(self.callers.of(request).digest(digest), retried)
 
     def end(self, why: str, reason: StopReason | None = None) -> None:
@@ -112,7 +112,7 @@ class Ledger:
             task.cancel()
 
     async def close(self) -> None:
-        """End the rollout, and wait until nothing of it changes any more."""
+        """End the rollout, and wait until it no longer changes."""
         self._end_refusal = self._end_refusal or ended
         self.end("")  # cancels the samples; the refusal above stands
         if self._sampling:
@@ -123,9 +123,9 @@ class Ledger:
     def ask(
         self, request: AgentRequest, *, digest: bytes, retried: bool, is_open: Callable[[], bool]
     ) -> PendingRequest:
-        """Place a request and draw its sample, in a task that goes on if the client hangs up.
+        """Place a request and draw its sample, in a task that continues if the client hangs up.
 
-        In one task, because each further one costs a few turns of the loop in every call.
+        A single task, because each further task would cost every call some loop iterations.
 
         Args:
             request: of the client.
@@ -134,7 +134,7 @@ class Ledger:
             is_open: returns whether the client still listens.
 
         Raises:
-            Refusal: it follows an answer that is not one of this rollout.
+            Refusal: the request follows an answer that is not of this rollout.
         """
         request = prompt.with_history(request, self.calls)
         loop = asyncio.get_running_loop()
@@ -154,7 +154,7 @@ class Ledger:
         return pending
 
     async def count(self, request: AgentRequest) -> int:
-        """Return how many tokens the prompt of a request would have, which is not placed."""
+        """Return how many tokens the prompt of a request would have, without placing it."""
         writer = await self._policy.writer_of(request)
         conversation = self._policy.conversation(writer.processor)
         async with self._lock:
@@ -248,7 +248,7 @@ class Ledger:
         return [branch for branch in self.branches if branch.caller == caller]
 
     async def _place(self, pending: PendingRequest, writer: Writer) -> LedgerBranch:
-        """Return the branch at whose end the request is answered, with all its messages."""
+        """Return the branch in which the request is answered, with all its messages."""
         request, caller = pending.request, pending.caller
         branches = self._branches_of(caller)
         seen = seen_in(self.branches, request.messages)
@@ -329,10 +329,7 @@ class Ledger:
         left, reason = branch.conversation.allowance
         if left < 1:
             length = len(branch.conversation.trajectory)
-            why = (
-                f"the conversation has {length} tokens, so {reason.value} leaves no room for "
-                "another turn"
-            )
+            why = f"the conversation has {length} tokens, so {reason.value} leaves no room"
             raise self._out_of(conversation_full(why, reason, length + 1, length + left))
         return left if request.max_tokens is None else min(left, request.max_tokens)
 

@@ -1,4 +1,4 @@
-"""How far a conversation and a request's messages agree.
+"""Matching: how far a conversation and a request's messages agree.
 
 Invariant: a history that was edited never matches. Some spellings of a message mean the same in
 every protocol. A `Dialect` adds the changes that clients of its protocol are known to make to an
@@ -46,7 +46,7 @@ _NEVER_OURS = ("refusal", "audio", "function_call", REORDERED)
 
 
 class History:
-    """The messages of one request, and what each is compared by."""
+    """The messages of one request, and the values by which they are compared."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class History:
 
         Args:
             messages: of the request.
-            seen: the first of them, which were read before.
-            joints: by role, the text that the row has between two text parts.
+            seen: the first of these messages, which were read before.
+            joints: by role, the text that joins two text parts in the row.
         """
         self.messages = messages
         self._joints = joints
@@ -79,13 +79,13 @@ class History:
         return self._answers[at - seen.messages]
 
     def has_answer_from(self, at: int) -> bool:
-        """Return whether a message from there on is an assistant's."""
+        """Return whether a message at or after this index is an assistant's."""
         return any(message.get("role") == "assistant" for message in self.messages[at:])
 
     def comparable(self, at: int) -> Hashable:
         """Return the comparable value of a client's message.
 
-        Only on demand: an answer may come back with thousands of token ids.
+        Computed on demand, because an answer in the history may have thousands of token ids.
         """
         if at not in self._comparables:
             message = self.messages[at]
@@ -97,7 +97,7 @@ class History:
         return self._comparables[at]
 
     def coarse(self, at: int) -> Hashable:
-        """Return what equals an entry's `coarse` where their comparable values are equal."""
+        """Return a key that equals an entry's `coarse` if their comparable values are equal."""
         return coarse_key(self.messages[at])
 
 
@@ -109,12 +109,12 @@ class Match:
         entries: how many entries of the branch agree.
         messages: how many messages of the request agree.
         turns: how many of the entries are answers.
-        answered_entries: how many entries there are up to and with the last answer.
-        answered_messages: how many messages there are up to and with the last answer.
-        rewrites: how many answers came back changed, by rule.
-        entry_of: the index of the entry that each message is.
-        same_ids: how many answers have calls with our ids.
-        last: the last answer that was not left out: its turn, and its message.
+        answered_entries: how many entries there are, up to and including the last answer.
+        answered_messages: how many messages there are, up to and including the last answer.
+        rewrites: how many answers the client changed, by rule.
+        entry_of: for each message, the index of its entry.
+        same_ids: how many answers have calls with the gateway's ids.
+        last: the last answer that the client did not leave out: its turn, and its message.
     """
 
     entries: int
@@ -140,8 +140,8 @@ def match(
         entries: of the branch.
         history: of the request.
         dialect: of the request.
-        known: how this client writes the beginning of the branch, which is not compared again;
-            learns the messages that match.
+        known: this client's spelling of the beginning of the branch, which is not compared again;
+            the messages that match are added to it.
     """
     messages, known = history.messages, KnownPrefix() if known is None else known
     at = place = known.common(messages)
@@ -189,7 +189,7 @@ def match(
 
 
 def call_at(history: History, at: int, entry_of: Sequence[int]) -> CallPosition | None:
-    """Return the call that a message answers, as its entry's index and its number there.
+    """Return the call that a message answers: the index of its entry, and its number in that entry.
 
     Args:
         history: has the message.
@@ -203,7 +203,7 @@ def call_at(history: History, at: int, entry_of: Sequence[int]) -> CallPosition 
 def _how_returned(
     history: History, at: int, entry: BranchEntry, entry_of: Sequence[int], dialect: Dialect
 ) -> str | None:
-    """Return `""` if a message is this entry, the rule if it was changed, None if it is not."""
+    """Return `""` if a message is this entry, the rule if a client changed it, otherwise None."""
     if entry.ours:
         return rewrite_of(history.messages[at], entry, dialect)
     same = history.comparable(at) == entry.comparable
@@ -211,7 +211,7 @@ def _how_returned(
 
 
 def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
-    """Return `""` if a message is this answer, the rule if it was changed, None if it is not."""
+    """Return `""` if a message is this answer, the rule if a client changed it, otherwise None."""
     how = _rewrite_of(message, entry, dialect)
     if how is None and (other := message.get(REREAD)) is not None:
         return None if _rewrite_of(other, entry, dialect) is None else str(other[RESPELLED])
@@ -219,7 +219,7 @@ def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | 
 
 
 def _rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
-    """Return what `rewrite_of` does, for one reading of a message."""
+    """Return the result of `rewrite_of` for one reading of a message."""
     if message == entry.message:  # only texts are in ours, so Python's `True == 1` cannot mislead
         return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
@@ -241,7 +241,7 @@ def _rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str |
 def keys_returned(entry: BranchEntry) -> Iterator[Hashable]:
     """Yield the keys by which an index finds an answer.
 
-    They are coarse: where `rewrite_of` matches a message, the two share a key with `keys_read`.
+    The keys are coarse: if `rewrite_of` matches a message, `keys_read` of it has one of these keys.
     """
     yield without_space(entry.text), key_of_calls(calls_of(entry.message))
     yield from entry.dialect.keys_returned(entry)
@@ -259,13 +259,13 @@ def keys_read(message: Message, dialect: Dialect) -> Iterator[Hashable]:
 
 
 def is_left_out(message: Message) -> bool:
-    """Return whether it may be an answer without text and calls, which some clients leave out."""
+    """Return whether an entry may be an answer that clients leave out, with no text or calls."""
     message = message.get(REREAD, message)  # which has less text, if any
     return not (text_of(message.get("content")) or "").strip() and not calls_of(message)
 
 
 def key_of_calls(calls: Calls) -> tuple[Hashable, ...]:
-    """Return a key of calls, the same where pydantic-ai has wrapped their arguments."""
+    """Return a key of calls that does not change if pydantic-ai wraps their arguments."""
     return tuple(map(_key_of_call, calls))
 
 
@@ -278,7 +278,7 @@ def _key_of_call(call: Mapping[str, Any]) -> Hashable:
 
 
 def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
-    """Return whether the thinking that a message has, or has a handle of, is ours."""
+    """Return whether the thinking of a message, or its handle, is the policy's."""
     if (handle := message.get(HANDLE)) and handle != entry.handle:
         return False
     if RESPELLED in message:  # exactly: a text is not as free as thinking is
@@ -304,7 +304,7 @@ def _same_calls(theirs: Calls, entry: BranchEntry) -> bool:
 
 
 def _wraps(function: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
-    """Return whether a call has our arguments, no JSON object, wrapped as pydantic-ai does."""
+    """Return whether a call has arguments that are not an object, as pydantic-ai wraps them."""
     text = arguments_of(mine.get("arguments"))
     if not isinstance(text, str) or function.get("name") != mine.get("name"):
         return False

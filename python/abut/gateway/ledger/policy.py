@@ -1,4 +1,4 @@
-"""The policy that a ledger asks for samples, and warnings about requests that it cannot follow."""
+"""The policy from which a ledger samples, and warnings about fields that it does not follow."""
 
 import logging
 import sys
@@ -29,7 +29,7 @@ class LedgerObserver(Protocol):
     """
 
     def asked(self, ledger: Any, digest: bytes) -> None:
-        """A request came; equal bodies have the same digest."""
+        """A request arrived; equal bodies have the same digest."""
         ...
 
     def settled(self, request: AgentRequest) -> None:
@@ -37,11 +37,11 @@ class LedgerObserver(Protocol):
         ...
 
     def passed(self, ledger: Any, branch: LedgerBranch, entries: int) -> None:
-        """A request goes on behind the first `entries` of a branch."""
+        """A request continues a branch after its first `entries`."""
         ...
 
     def heard(self, ledger: Any, branch: LedgerBranch) -> None:
-        """A branch has an answer at its end."""
+        """A branch now ends with an answer."""
         ...
 
 
@@ -84,20 +84,20 @@ class Policy(Protocol):
         """Draw one turn.
 
         Raises:
-            Refusal: the time limit is over.
+            Refusal: the time limit has passed.
         """
         ...
 
     def failed(self, error: Exception) -> None:
-        """Note that this rollout, or every rollout, cannot go on."""
+        """Note that this rollout, or every rollout, cannot continue."""
         ...
 
 
 def rollout_allowance(policy: Policy, calls: Sequence[AgentCall]) -> Allowance:
     """Return how many tokens a rollout may still sample, and the limit that would end it.
 
-    A call that is being answered counts as answered. Its tokens count once they are there, so
-    calls at the same time may sample more than `max_rollout_tokens` together.
+    A call that is being answered counts as answered. Its tokens count once they are sampled, so
+    concurrent calls may together sample more than `max_rollout_tokens`.
     """
     left = sys.maxsize
     if policy.max_rollout_tokens is not None:
@@ -110,10 +110,11 @@ def rollout_allowance(policy: Policy, calls: Sequence[AgentCall]) -> Allowance:
 
 
 class ClientWarnings:
-    """Warns once about each field that clients send and that is not followed.
+    """Warns once about each field that clients send and the gateway does not follow.
 
     Args:
-        sampling: the trainer's own settings, which win over a client's; None: the client's hold.
+        sampling: the trainer's own settings, which win over a client's; None: the client's settings
+            apply.
     """
 
     def __init__(self, sampling: Mapping[str, Any] | None) -> None:

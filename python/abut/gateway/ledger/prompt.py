@@ -1,7 +1,7 @@
 """The prompt of a request: its messages, written into a conversation.
 
-Invariant: what a conversation holds already is not written again, and a conversation to which
-messages cannot be written stays as it was.
+Invariant: messages that a conversation already holds are not written again, and if writing fails
+the conversation does not change.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -34,7 +34,7 @@ async def write_opening(
     """Write all messages of a request into an empty conversation, as the template renders them.
 
     Args:
-        conversation: is empty.
+        conversation: an empty one.
         writer: of the conversation.
         messages: of a client.
         names: the tool that each call of the rollout names, by the call's id.
@@ -57,14 +57,14 @@ async def write_reply(branch: LedgerBranch, messages: Sequence[Message], dialect
     """Write the messages that follow the last turn of a branch.
 
     Args:
-        branch: ends on a turn of the policy.
+        branch: ends with a turn of the policy.
         messages: of a client.
         dialect: of the request.
 
     Raises:
-        Refusal: a message has a text that cannot be tokenized, or the template shows no system
+        Refusal: the text of a message cannot be tokenized, or the template does not show a system
             message there.
-        TemplateError: the template cannot write such messages behind a turn.
+        TemplateError: the template cannot write such messages after a turn.
     """
     conversation, writer = branch.conversation, branch.writer
     taken = template_messages(messages, branch.names, branch.own_ids, joined=writer.joins)
@@ -88,10 +88,10 @@ async def length(
     """Return how many tokens the prompt of a request would have.
 
     Args:
-        request: is not placed.
+        request: one that is only counted, not placed.
         writer: of the request.
-        conversation: an empty one, which may be written.
-        branches: of the rollout; they stay as they are.
+        conversation: an empty one, into which the messages may be written.
+        branches: of the rollout; they do not change.
         calls: of the rollout.
 
     Raises:
@@ -120,14 +120,14 @@ async def length(
 
 
 def with_history(request: AgentRequest, calls: Sequence[AgentCall]) -> AgentRequest:
-    """Return a request with the messages of the answer that it follows, and that answer.
+    """Return a request extended by the conversation that it follows: the messages and the answer.
 
     Args:
         request: of a client.
         calls: all of the rollout.
 
     Raises:
-        Refusal: the answer is not one of the rollout.
+        Refusal: the rollout has no such answer.
     """
     if request.follows is None:
         return request
@@ -145,13 +145,13 @@ def with_history(request: AgentRequest, calls: Sequence[AgentCall]) -> AgentRequ
 
 
 def call_of_answer(id_: str, calls: Sequence[AgentCall]) -> AgentCall | None:
-    """Return the call whose answer has an id; None if there is none."""
+    """Return the call whose answer has this id; None if there is no such call."""
     answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
     return next((call for call in answered if call.answered.result().id == id_), None)
 
 
 def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> list[Message]:
-    """Return messages with the reasoning that they have only a handle of, or as a text.
+    """Return messages with their reasoning restored, if they have only a handle or text of it.
 
     Args:
         messages: of a client.
@@ -177,7 +177,7 @@ def _with_reasoning(message: Message, calls: Sequence[AgentCall], reasonings: Se
 
 
 def _call_of_handle(handle: str, calls: Sequence[AgentCall]) -> AgentCall | None:
-    """Return the call whose answer has a handle; None if there is none."""
+    """Return the call whose answer has this handle; None if there is no such call."""
     number = handle.removeprefix(HANDLES).partition(".")[0]
     if not (number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS):
         return None

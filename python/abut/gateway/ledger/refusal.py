@@ -1,9 +1,9 @@
-"""Refusals: why a request gets no answer.
+"""Refusals: errors that a client gets instead of an answer.
 
 Invariant: a refusal says why, and its status is 400, except for an unknown route and a failure of
-the gateway itself. Clients retry without end after 429 and 503, and a NeMo Gym model server is dead
-after 401. Its code says which kind it is; the words by which clients of a protocol recognise that
-kind are the dialect's.
+the gateway itself. Clients retry endlessly after 429 and 503, and a NeMo Gym model server stops
+working after 401. The code says which kind of refusal it is; the dialect chooses the words by which
+clients of its protocol recognize that kind.
 """
 
 import reprlib
@@ -12,9 +12,9 @@ from typing import Any
 from abut.rollout.rollout import StopReason
 
 CONVERSATION_FULL = "conversation_full"
-"""The code of a refusal because the conversation has used up its tokens; another one may go on."""
+"""The code of a refusal because this conversation has used up its tokens; others may continue."""
 LIMIT_REACHED = "limit_reached"
-"""The code of a refusal because of another limit: nothing of the rollout goes on."""
+"""The code of a refusal because of another limit: no call of the rollout is answered any more."""
 
 
 _MOST_SHOWN = 200
@@ -24,21 +24,21 @@ _SHORT.maxlevel = 2  # 6 values of each level
 
 
 def short(value: Any) -> str:
-    """Return the `repr` of a client's value, cut where it is long: it may be a whole body."""
+    """Return the `repr` of a client's value, shortened, because it may be a whole body."""
     shown = _SHORT.repr(value)
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
 
 
 class Refusal(Exception):
-    """Why a request gets no answer.
+    """The error that a client gets instead of an answer.
 
     Attributes:
-        param: the field of the request that is wrong, if it is one.
+        param: the wrong field of the request, if there is one.
         code: its kind.
         status: of the HTTP answer.
         reason: the limit of the rollout that was reached, if any.
-        tokens: where the conversation is full, its length with one token more.
-        most_tokens: where the conversation is full, how long it may be.
+        tokens: if the conversation is full, its length plus one token.
+        most_tokens: if the conversation is full, its maximum length.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Refusal(Exception):
 
 
 def unwritten(error: Exception) -> Refusal:
-    """Return the refusal of messages that the template does not write.
+    """Return the refusal of messages that the template cannot write.
 
-    A hint to use another template is left out, because a client cannot.
+    A hint to use another template is left out, because a client cannot follow it.
     """
     return Refusal(
         f"the chat template cannot write the messages: {said_to_client(error)}", param="messages"
@@ -72,7 +72,7 @@ def unwritten(error: Exception) -> Refusal:
 
 
 def no_turn_behind_answer(error: Exception) -> Refusal:
-    """Return the refusal of a request that ends on an answer, where the template writes none."""
+    """Return the refusal of a request that ends with an answer, if no turn can follow there."""
     return Refusal(
         "the last message is an answer of the assistant, and the chat template cannot begin "
         f"another turn after it: {said_to_client(error)}",
@@ -88,14 +88,14 @@ def said_to_client(error: Exception) -> str:
 
 
 def conversation_full(why: str, reason: StopReason, tokens: int, most_tokens: int) -> Refusal:
-    """Return the refusal of a turn that the conversation has no room for; see `Refusal`."""
+    """Return the refusal of a turn for which the conversation has no room; see `Refusal`."""
     return Refusal(
         why, code=CONVERSATION_FULL, reason=reason, tokens=tokens, most_tokens=most_tokens
     )
 
 
 def limit_reached(why: str, *, reason: StopReason | None = None) -> Refusal:
-    """Return the refusal of a request of a live rollout that may ask nothing any more."""
+    """Return the refusal of a request of a live rollout that has reached a limit."""
     return Refusal(why, code=LIMIT_REACHED, reason=reason)
 
 
@@ -105,7 +105,7 @@ def ended(why: str = "") -> Refusal:
 
 
 def not_answered(why: str) -> Refusal:
-    """Return the refusal of a request that names no rollout."""
+    """Return the refusal of a request that does not name a rollout."""
     return Refusal(
         f"the gateway did not answer a request that names no rollout: {why}", code="not_answered"
     )

@@ -1,4 +1,4 @@
-"""Requests that are being placed, and repeated ones: a retry is not a turn.
+"""Requests that are being placed, and repeated requests: a retry does not add a turn.
 
 Invariant: a sample goes to one request at a time, and only to requests that are equal and of the
 same caller.
@@ -16,7 +16,7 @@ from abut.gateway.ledger.callers import NOBODY, Caller
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request that is being placed; its client may hang up meanwhile, and the call goes on.
+    """A request that is being placed; if its client hangs up meanwhile, the call continues.
 
     Attributes:
         request: as it was read.
@@ -25,7 +25,7 @@ class PendingRequest:
         is_open: returns whether the client still listens.
         placed: gets the call when its prompt is written, or a `Refusal`.
         answered: gets the call when it has its answer, or a `Refusal`.
-        caller: the part of the agent that asks.
+        caller: the part of the agent that sent it.
         reused: the earlier call whose sample it gets, if that was known at once.
     """
 
@@ -62,28 +62,28 @@ class PendingRequest:
 
 
 class Repeats:
-    """The requests of a rollout by the digests of their bodies, to recognize a repeated one."""
+    """The requests of a rollout by the digests of their bodies, to recognize repetitions."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[bytes, list[AgentCall]] = defaultdict(list)
         self._waiting: dict[PendingRequest, None] = {}
 
     def wait(self, pending: PendingRequest) -> None:
-        """Add a request that waits for its place."""
+        """Add a request that waits to be placed."""
         self._waiting[pending] = None
 
     def settle(self, pending: PendingRequest, call: AgentCall | None = None) -> None:
-        """Note that a request was placed, as `call` if it is a new one, or was refused."""
+        """Note that a request was placed, as `call` if it is new, or refused."""
         self._waiting.pop(pending, None)
         if call is not None:
             self._calls[pending.digest].append(call)
 
     def before(self, digest: bytes, retried: bool) -> AgentCall | None:
-        """Return the call whose sample a request gets; None if it is a new one.
+        """Return the call whose sample a request gets; None if the request is new.
 
         An equal body alone does not make a repeated request: an agent that wants the best of n
-        answers sends n equal bodies at the same time, and each gets a sample of its own. A request
-        is a repeated one if the first client has hung up, or if this one says that it retries.
+        answers sends n equal bodies at the same time, and each gets its own sample. A request is a
+        repetition if the first client has hung up, or if this client says that it retries.
         """
         same = [call for call in self._calls.get(digest, ()) if call.may_be_reused]
         undelivered = [call for call in same if not call.delivered]
@@ -95,7 +95,7 @@ class Repeats:
         return None
 
     def fit(self, digest: bytes, retried: bool) -> int:
-        """Return how well a request fits as a repeated one, to choose between rollouts.
+        """Return how well a request fits as a repetition, to choose between rollouts.
 
         Returns:
             3 if the client of an equal body has hung up, 2 if it still waits, 1 if it has its

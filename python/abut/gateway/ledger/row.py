@@ -1,7 +1,7 @@
-"""A rollout's row, made of one branch of its ledger, and the other branches beside it.
+"""A rollout's row, made from one branch of its ledger, and its other branches.
 
-Invariant: row and branches hold each sample once. A sample that nobody received is never in the
-row, and one that the agent threw away for another only if there is nothing else.
+Invariant: row and branches hold each sample once. A sample that the agent did not receive is never
+in the row; one that it discarded in favour of another is in the row only if there is nothing else.
 """
 
 import json
@@ -38,16 +38,17 @@ LIMITS = (
     StopReason.MAX_CONTEXT_TOKENS,
     StopReason.DEADLINE,
 )
-"""The limits at which an agent is told that there is no room."""
+"""The limits that an agent hears of as a full context."""
 
 DRAWS_ROW = -1
-"""The number of a call that no agent makes, whose seed draws the row."""
+"""A call number that no agent uses; its seed draws the row."""
 
 
 def limit_of(ledger: Ledger) -> StopReason | None:
-    """Return the limit that a rollout's agent ran into last, by a refusal or by a cut answer.
+    """Return the limit that a rollout's agent reached last, by a refusal or by a cut answer.
 
-    Clients raise at both (openai's `.parse()`, instructor), so neither is a failure of the agent.
+    Clients such as openai's `.parse()` and instructor raise in both cases, so neither is a failure
+    of the agent.
     """
     if ledger.refused in LIMITS:
         return ledger.refused
@@ -64,8 +65,8 @@ def limit_of(ledger: Ledger) -> StopReason | None:
 def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
     """Return whether an answer was cut, and the agent has made no call since it got that answer.
 
-    An error that an agent raises later has another cause. Calls that it made at the same time as
-    the cut one don't count, because it did not know of the cut yet.
+    If it has made another call, its error has another cause. Calls concurrent with the cut one do
+    not count, because the agent did not know about the cut yet.
     """
     assert call.sample is not None
     answered_at = call.asked_at + call.generate_s
@@ -75,14 +76,15 @@ def _was_cut(call: AgentCall, calls: Sequence[AgentCall]) -> bool:
 
 @dataclass(frozen=True)
 class RowChoice:
-    """How one of a rollout's conversations becomes its row.
+    """The choice of the conversation that becomes a rollout's row.
 
     Attributes:
-        branch: as `RolloutConfig.branch`; where all are trained, the row is the longest one.
+        branch: as `RolloutConfig.branch`; if all are trained, the row is the longest one.
         by_tokens: "random" draws a row in proportion to its sampled tokens, instead of each row
             equally often.
-        seed: of "random".
-        auxiliary: see `RolloutConfig.auxiliary`; "random" draws none that are left out.
+        seed: used by "random".
+        auxiliary: see `RolloutConfig.auxiliary`; "random" never draws conversations that are left
+            out.
     """
 
     branch: BranchChoice | None = None
@@ -98,7 +100,7 @@ class BranchSpan(NamedTuple):
     begin: int
     end: int
     followed: bool = True
-    """As in `Branch`."""
+    """See `Branch.followed`."""
 
     looks_auxiliary: bool = False
     """See `is_auxiliary`."""
@@ -124,7 +126,7 @@ def fill(rollout: Rollout, ledger: Ledger | None, choice: RowChoice, result: Age
 
     Args:
         rollout: has its id, and the messages of its task.
-        ledger: one that no longer changes; None if it still may.
+        ledger: a ledger that no longer changes; None if it may still change.
         choice: of the conversation that becomes the row.
         result: of the agent.
     """
@@ -189,16 +191,16 @@ def _record(call: AgentCall) -> TurnRecord:
 def divide(
     branches: Sequence[LedgerBranch], choice: RowChoice, result: AgentResult
 ) -> tuple[BranchSpan | None, list[BranchSpan]]:
-    """Return the row of a rollout, None if no sample was delivered, and the spans beside it.
+    """Return the row of a rollout (None if no sample was delivered), and its other spans.
 
     Args:
         branches: of the rollout.
         choice: of the row.
-        result: of the agent: a conversation without a score is the row only if all others have none
-            either.
+        result: of the agent: a conversation without a score becomes the row only if no conversation
+            has one.
 
-    The division does not depend on what "random" draws: a drawn row trains its own calls alone, so
-    that the mean over all draws counts each sample once.
+    The division does not depend on the draw of "random": a drawn row trains only its own calls, so
+    the mean over all draws counts each sample once.
     """
     unfollowed = unfollowed_calls(branches)
     trained = [branch for branch in branches if branch.caller.train]
@@ -239,7 +241,7 @@ def _has_score(caller: Caller, result: AgentResult) -> bool:
 def _looking_auxiliary(
     branches: Sequence[LedgerBranch], main: LedgerBranch | None
 ) -> set[LedgerBranch]:
-    """Return the branches without tools, beside others with some, that have a root of their own."""
+    """Return the branches that have their own root and no tools, if other branches have tools."""
     without = {frame: not json.loads(frame)[0] for frame in {branch.frame for branch in branches}}
     if all(without[branch.frame] for branch in branches if branch.calls):
         return set()
@@ -266,9 +268,9 @@ def chances_of(spans: Sequence[BranchSpan], *, by_tokens: bool) -> list[int]:
 
 
 def unfollowed_calls(branches: Sequence[LedgerBranch]) -> set[AgentCall]:
-    """Return the calls after which nothing was asked, though it was after another sample there.
+    """Return the calls whose answers the agent did not follow, although it followed a sibling.
 
-    Best of n leaves n - 1 of them at each point: the agent threw these samples away.
+    An agent that takes the best of n samples leaves n - 1 such calls at each turn.
     """
     points: dict[int, dict[AgentCall, bool]] = {}
     for branch in branches:
@@ -297,9 +299,9 @@ def row_of(
 
     Args:
         branches: of the rollout.
-        which: "last" is the one with the last delivered sample; all others, that with the most
-            delivered tokens.
-        unfollowed: a branch that ends on one of these calls is not the row, if another can be.
+        which: "last" is the branch with the last delivered sample; any other value, the one with
+            the most delivered tokens.
+        unfollowed: a branch that ends with one of these calls becomes the row only if no other can.
     """
     heard = [branch for branch in branches if branch.delivered_calls]
     heard = [branch for branch in heard if _last_heard(branch) not in unfollowed] or heard

@@ -1,8 +1,8 @@
 """System messages, written where the chat template can show them.
 
-Invariant: each text is shown once, where the client has it or joined to its neighbour. Many
-templates refuse, drop or move a system message behind the first message, and some take none at all:
-rendering decides, once for each kind of neighbour.
+Invariant: each text is shown once, at the client's position or joined to its neighbour. Many
+templates refuse, drop or move a system message after the first message, and some take no system
+message at all, so abut renders a probe for each kind of neighbour and caches the result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ _HISTORIES: Mapping[str, Sequence[Message]] = {
     "assistant": [_USER, {"role": "assistant", "content": _CALLED}],
     "tool": [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, _TOOL],
 }
-"""By the role of the last message, the beginning of a conversation."""
+"""Beginnings of a conversation, by the role of the last message."""
 _REPLIES: Mapping[str, Sequence[Message]] = {"user": [_USER], "assistant": [], "tool": [_TOOL]}
-"""The same behind a turn of the policy."""
+"""The same after a turn of the policy."""
 _NEXT: Mapping[str, Sequence[Message]] = {
     "": [],
     "user": [{"role": "user", "content": _BEHIND}],
@@ -62,11 +62,12 @@ class SystemMessages:
         """Return messages with their system messages where the template shows them.
 
         Args:
-            messages: as the template takes them otherwise.
-            opens: whether they are a conversation from its beginning; else they follow an answer.
+            messages: already converted for the template, except for system messages.
+            opens: whether they begin a conversation; otherwise they follow an answer.
 
         Raises:
-            Refusal: the template shows no system message there, and no user message is beside it.
+            Refusal: the template does not show a system message there, and there is no adjacent
+                user message.
         """
         # Roles, and the messages that each joins: once, at the end, for any number may be joined.
         placed: list[tuple[str, list[Message]]] = []
@@ -114,7 +115,7 @@ class SystemMessages:
         return _shows(self._processor.opening, [system, *_NEXT["user"]])
 
     def _role(self, before: str, behind: str, *, opens: bool) -> str | None:
-        """Return the role in which the template shows a system message there; None if in none."""
+        """Return the role in which the template shows a system message there; None: in no role."""
         behind = behind if behind in _NEXT else ""
         place = (before, behind, opens)
         if place not in self._roles:
@@ -134,9 +135,8 @@ class SystemMessages:
         name = getattr(self._processor, "template_name", type(self._processor).__name__)
         follows = f"before a {behind!r} message" if behind else "at the end"
         return Refusal(
-            f"the chat template of {name} does not write a system message that stands after a "
-            f"{before!r} message and {follows}, and there is no user message beside it to hold "
-            "its text\n"
+            f"the chat template of {name} does not write a system message after a {before!r} "
+            f"message and {follows}, and there is no adjacent user message to hold its text\n"
             "hint: send the text in a user message, or put the system message first",
             param="messages",
         )

@@ -1,11 +1,12 @@
-"""Requests that name no rollout: the rollout that each belongs to, or a judge's answer.
+"""Requests that do not name a rollout: abut finds the rollout, or answers as a judge.
 
-Invariant: a rollout is found by what was said in it alone. Under a trainer a request is never
-given to one of two rollouts that fit equally well, because the reward belongs to one of them: it
-waits until one of the two has moved on.
+Invariant: a rollout is found only by its messages. With a trainer, a request is never given to one
+of two rollouts that fit equally well, because the reward belongs to only one of them: the request
+waits until one of the two has changed.
 
-A judge that is the policy itself asks without a rollout's id. Its samples are in no row, so they
-are never trained, and each of its requests is a conversation of its own, rendered from its text.
+A judge that is the policy itself sends requests without a rollout's id. Its samples are not in any
+row, so they are never trained, and each of its requests is a separate conversation, rendered from
+its messages.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from abut.gateway.ledger.policy import Policy
 from abut.gateway.ledger.refusal import Refusal, not_answered
 
 Opening: TypeAlias = tuple[tuple[str, Hashable], ...]
-"""Role and content of each message, without the instructions at the beginning."""
+"""The role and content of each message, without the instructions at the beginning."""
 
 _INSTRUCTIONS = ("system", "developer")
 _SHOWN = 80
@@ -51,7 +52,7 @@ class ExpectedRollout:
         agent: its name, for errors.
         opening: the messages of its first request, if they are known.
         quotes: whether a later request may be one message that quotes the answer before it.
-        wait_s: how long a request waits that fits another rollout equally well.
+        wait_s: how long a request waits if it fits another rollout equally well.
     """
 
     agent: str
@@ -80,12 +81,12 @@ class Unnamed:
         self._change: asyncio.Future[None] | None = None
 
     def expect(self, ledger: Ledger, expected: ExpectedRollout) -> None:
-        """Match requests with a rollout from here on."""
+        """Begin to match requests with a rollout."""
         self._expected[ledger] = expected
         self._histories.add(ledger)
 
     def forget(self, ledger: Ledger) -> None:
-        """Match no request with a rollout any more."""
+        """Stop matching requests with a rollout."""
         if self._expected.pop(ledger, None) is not None:
             self._histories.remove(ledger)
 
@@ -100,13 +101,14 @@ class Unnamed:
         """Return the rollout that a request belongs to.
 
         Args:
-            request: names none.
+            request: does not name a rollout.
             digest: of its body.
             retried: whether its client says that it sent it before.
-            otherwise: makes the ledger for a request that belongs to none; None: it is refused.
+            otherwise: makes the ledger for a request that belongs to no rollout; None: the request
+                is refused.
 
         Raises:
-            Refusal: it belongs to none, or still to one of several after their `wait_s`.
+            Refusal: it belongs to no rollout, or still fits several after their `wait_s`.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -135,7 +137,7 @@ class Unnamed:
     def _candidates(
         self, request: AgentRequest, digest: bytes, retried: bool
     ) -> dict[Ledger, OpenEnd | None]:
-        """Return the rollouts that a request may belong to, and the ends that it may go on from."""
+        """Return the rollouts that a request may belong to, and the ends that it may continue."""
         if again := find_repeated(self._histories, request, digest, retried):
             return dict.fromkeys(again)
         if open_ends := find_open_ends(self._histories, request, most=None):
@@ -143,13 +145,13 @@ class Unnamed:
         return dict.fromkeys(self._beginning(request) or self._quoted(request))
 
     def _beginning(self, request: AgentRequest) -> Sequence[Ledger]:
-        """Return the rollouts with this opening: those not asked yet, or all if there are none."""
+        """Return the rollouts with this opening, preferably those without a request yet."""
         opening = opening_of(request.messages)
         fit = [s for s, one in self._expected.items() if opening and one.opening == opening]
         return [ledger for ledger in fit if self._histories.is_new(ledger)] or fit
 
     def _quoted(self, request: AgentRequest) -> Sequence[Ledger]:
-        """Return the rollouts whose last answer the request quotes: those with the longest."""
+        """Return the rollouts whose last answer the request quotes, preferring the longest."""
         last = request.messages[-1]
         if any(message["role"] == "assistant" for message in request.messages):
             return []

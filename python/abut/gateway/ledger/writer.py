@@ -1,8 +1,8 @@
-"""Writers of conversations: a processor for each set of tools, and messages as it takes them.
+"""Writers of conversations: a processor for each set of tools, and messages in its format.
 
-Invariant: requests with equal tools and variables share a writer, which is made once, however many
-come at the same time. A template is shown only the parts of a message that it may show: role and
-text, the thinking and calls of an answer, and the call that a tool's message answers.
+Invariant: requests with equal tools and variables share a writer, which is made once even for
+concurrent requests. A template gets only the parts of a message that it may show: role and text,
+the thinking and calls of an answer, and the call that a tool's message answers.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Writer:
 
     Attributes:
         processor: renders messages.
-        answers: converts tools' messages for the template; None if there are no tools.
+        answers: converts tool messages for the template; None without tools.
     """
 
     processor: PartsProcessor
@@ -52,32 +52,35 @@ class Writer:
 
     @cached_property
     def call_reader(self) -> CallReadingProcessor | None:
-        """The processor, if it reads calls. To ask that of a protocol takes 40 microseconds."""
+        """The processor, if it reads calls.
+
+        Cached, because `isinstance` with a protocol takes 40 microseconds.
+        """
         return self.processor if isinstance(self.processor, CallReadingProcessor) else None
 
     @cached_property
     def joins(self) -> bool:
-        """True if the processor is the user's own, which gets text parts joined by a newline."""
+        """True if the processor is the user's own; it gets text parts joined by a newline."""
         return not hasattr(self.processor, "text_joints")
 
     @cached_property
     def joints(self) -> Mapping[str, str | None]:
-        """By role, the text that the row has between two text parts of one message.
+        """The text that joins two text parts of one message in the row, by role.
 
-        A template may write `"".join(parts)` or more, such as a line break. By this text an answer
-        that comes back in parts is compared with the one string that it was. None: the template
-        writes something there that a string cannot have.
+        A template may join parts with nothing, or with more, such as a line break. With this text,
+        an answer that a client returns in parts is compared with the string that it was. None: the
+        template writes something between parts that a string cannot have.
         """
         joints: Mapping[str, str | None] = getattr(self.processor, "text_joints", _NEWLINES)
         return joints
 
     @cached_property
     def system_messages(self) -> SystemMessages:
-        """Places system messages where the template shows them."""
+        """Moves system messages to where the template can show them."""
         return SystemMessages(self.processor, self.written)
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages that follow a turn, those of tools converted for the template."""
+        """Return messages that follow a turn, with tool messages converted for the template."""
         if self.answers is None:
             return list(messages)
         written: list[Message] = []
@@ -111,7 +114,7 @@ class Writers:
         """Return the writer for a request.
 
         Raises:
-            Refusal: the template does not take these tools, or does not show them.
+            Refusal: the template does not accept these tools, or does not show them.
         """
         frame = request.frame
         made = self._made.get(frame)
@@ -141,11 +144,11 @@ class Writers:
 
 
 def image_roles(processor: PartsProcessor, *, sampled: bool) -> Collection[str]:
-    """Return the roles in whose messages a policy takes images; empty if it takes text alone.
+    """Return the roles in whose messages a policy takes images; empty if it takes only text.
 
     Args:
         processor: writes its conversations.
-        sampled: whether its sampler takes images.
+        sampled: whether the sampler takes images.
     """
     if not (sampled and isinstance(processor, WritesImages) and processor.media_token_ids):
         return ()
@@ -166,8 +169,9 @@ def template_messages(
     Args:
         messages: of a client.
         names: the tool that each call names, by the call's id.
-        own_ids: call ids that the policy wrote itself. Others are the gateway's, and not shown.
-        joined: whether text parts are joined by a newline; else the template writes them.
+        own_ids: call ids that the policy wrote itself. Other ids are the gateway's and are not
+            shown.
+        joined: whether text parts are joined by a newline; otherwise the template writes them.
     """
     taken = []
     called: dict[str, str] = {}
@@ -183,8 +187,8 @@ def why_unwritten(
 ) -> Refusal:
     """Return the refusal of messages that the template could not write.
 
-    It names the first call whose arguments are not the JSON of an object, if the messages can be
-    written with `{}` in the place of such arguments.
+    If the messages can be written with `{}` instead of arguments that are not a JSON object, the
+    refusal names the first call with such arguments.
     """
     wrong = ""
     repaired: list[Message] = []

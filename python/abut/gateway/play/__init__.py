@@ -1,1 +1,1 @@
-"""Agents' rollouts, played for the engine behind the gateway."""
+"""Plays the rollouts of agents, which call the policy through the gateway."""

@@ -1,7 +1,7 @@
-"""One attempt of an agent: its code, its ledger at the gateway, and the row made of both.
+"""One attempt of an agent: its code, its ledger at the gateway, and the resulting row.
 
 Invariant: the agent runs where environments run, never on the loop of the batch or of the gateway.
-Its exceptions become `EnvError`s. When the attempt is over, its ledger answers nothing any more.
+Its exceptions become `EnvError`s. When the attempt is over, its ledger stops answering.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from abut.rollout.named_rewards import RewardKeys
 from abut.rollout.rollout import Rollout, StopReason
 
 _GRACE_S = 5.0
-"""How long an agent may take to end once its time is over and it gets no answer any more."""
+"""How long an agent may take to return after its time is over and calls are refused."""
 
 
 class AgentEpisode:
@@ -61,7 +61,7 @@ class AgentEpisode:
         self._thread: CallQueue | None = None
         self._call: asyncio.Future[Any] | None = None
         self._lent: Any = None
-        """The agent that a pool of agents has lent."""
+        """The agent that a pool of agents has lent, if one has."""
         self._is_settled = False
         self._watched: WatchedCall[Any] | None = None
         """The call of an asynchronous agent."""
@@ -69,15 +69,15 @@ class AgentEpisode:
 
     @property
     def request_id(self) -> str:
-        """The id in its requests for samples."""
+        """The rollout id in its requests for samples."""
         return self._id
 
     async def run(self, clock: TimeLimit) -> Rollout:
-        """Let the agent play, and make a row of its ledger.
+        """Let the agent play, and make a row from its ledger.
 
         Args:
-            clock: the deadline of the attempt. When it is over, the gateway answers nothing any
-                more, so an agent that asks ends then; the clock ends any other one a little later.
+            clock: the deadline of the attempt. After it the gateway refuses calls, which ends an
+                agent that makes one; any other agent is cancelled a little later.
 
         Raises:
             EnvError: the agent failed.
@@ -109,7 +109,7 @@ class AgentEpisode:
         return self._finish(result)
 
     def end(self) -> None:
-        """End the attempt: the gateway answers nothing any more."""
+        """End the attempt: the gateway stops answering."""
         self._policy.end()
         hangs = False
         if self._call is not None and not self._call.done():
@@ -121,16 +121,16 @@ class AgentEpisode:
             self._batch.closing.on_thread(self._thread, None, keep=False, hangs=hangs)
 
     def spared_s(self) -> float:
-        """Return how much of its time does not count, because others blocked its loop."""
+        """Return the time that does not count for its deadline, because others blocked its loop."""
         return 0.0 if self._watched is None else self._watched.spared_s()
 
     @property
     def may_have_clashed(self) -> bool:
-        """Return whether another agent, or an environment, blocks its loop for good."""
+        """Return whether another agent or an environment blocks its loop permanently."""
         return self._watched is not None and self._watched.is_held_up
 
     def where(self) -> str:
-        """Return the line that its agent is at, or else the one where its code begins."""
+        """Return the line that its agent is executing, or else the line where its code begins."""
         if (at := stands_at(self._thread, behind=[Path(function_agent.__file__)])) is not None:
             return at
         if self._watched is not None and (at := self._watched.blocked_at):
@@ -159,7 +159,7 @@ class AgentEpisode:
         """Return the agent's result.
 
         Raises:
-            EnvError: it raised, or returned something else than a reward.
+            EnvError: the agent raised, or returned something other than a reward.
         """
         nan = self._batch.warnings.nan_reward
         try:

@@ -1,7 +1,7 @@
-"""The policies of a batch: an attempt's, and a judge's.
+"""The policies of a batch: one for each attempt, and one for a judge.
 
-Invariant: samples are drawn on the loop of the batch, with its slots, limits and weights, as those
-of environments are. Everything else happens on the loop of the gateway.
+Invariant: samples are drawn on the loop of the batch, with its slots, limits and weights, exactly
+as for environments. Everything else happens on the loop of the gateway.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from abut.samplers.sampler import Sample, SampleRequest
 
 @dataclass(frozen=True)
 class AgentBatch:
-    """A batch, as the rollouts of one agent share it.
+    """The parts of a batch that the rollouts of one agent share.
 
     Attributes:
         batch: draws samples.
         writers: write the conversations.
-        warnings: about requests that are not followed.
+        warnings: about fields of requests that are not followed.
         draws_by_tokens: see `RowChoice.by_tokens`.
         rewards_turns: see `AgentSource`.
-        session_header: see `AgentSource`; so is `max_calls`.
+        session_header: see `AgentSource`, as for `max_calls`.
     """
 
     batch: Batch
@@ -50,10 +50,10 @@ class AgentBatch:
 
 
 class BatchPolicy:
-    """Draws samples from a batch; made on its loop, and asked on the gateway's.
+    """Draws samples from a batch; created on the batch's loop, and used on the gateway's.
 
     Attributes:
-        max_turns: see `Policy`; so are `max_calls` and `max_rollout_tokens`.
+        max_turns: see `Policy`, as for `max_calls` and `max_rollout_tokens`.
     """
 
     max_turns: int | None = None
@@ -83,16 +83,16 @@ class BatchPolicy:
         self._shared.warnings.warn_about(request)
 
     def end(self) -> None:
-        """Draw no more samples; on the loop of the batch."""
+        """Stop drawing samples; call this on the loop of the batch."""
         self._on_batch.cancel()
 
     async def _drawn(
         self, draw: Callable[[], Awaitable[Sample]], refuse: Callable[[str], Refusal]
     ) -> Sample:
-        """Draw a turn on the batch's loop; the trainer's settings hold, not the client's.
+        """Draw a turn on the batch's loop, with the trainer's settings, not the client's.
 
-        A model in this process is not bound by the time limit: its samples are drawn for all
-        rollouts at once, and none of them could be stopped alone.
+        The time limit does not apply to a model in this process: it samples for all rollouts at
+        once, so no single sample could be stopped.
         """
         seconds = self._batch.config.turn_timeout_s
         try:
@@ -106,8 +106,8 @@ class AttemptPolicy(BatchPolicy):
     """The policy of one attempt.
 
     Attributes:
-        failure: gets the error after which nothing can go on.
-        clock: stands still while a model in this process samples.
+        failure: gets the error after which the batch cannot continue.
+        clock: paused while a model in this process samples.
     """
 
     clock: TimeLimit
@@ -131,7 +131,7 @@ class AttemptPolicy(BatchPolicy):
         """Draw one turn.
 
         Raises:
-            Refusal: the time limit is over.
+            Refusal: the time limit has passed.
         """
         return await self._drawn(
             lambda: self._timed(request),
@@ -139,11 +139,11 @@ class AttemptPolicy(BatchPolicy):
         )
 
     def failed(self, error: Exception) -> None:
-        """Note that nothing can go on."""
+        """Note that the batch cannot continue."""
         self._on_batch.submit(lambda: self._fail(error))
 
     def end(self) -> None:
-        """Draw no more samples; on the loop of the batch."""
+        """Stop drawing samples; call this on the loop of the batch."""
         super().end()
         if self.failure.done() and not self.failure.cancelled():
             self.failure.exception()  # or the loop logs it, if the attempt did not wait for it
@@ -160,7 +160,7 @@ class AttemptPolicy(BatchPolicy):
 
 
 class JudgePolicy(BatchPolicy):
-    """Draws the answers of a judge. Its calls are counted, and not bounded.
+    """Draws the answers of a judge. Its calls are counted, but not limited.
 
     Attributes:
         error: why the sampler failed, which ends the batch; None if it did not.
@@ -172,24 +172,24 @@ class JudgePolicy(BatchPolicy):
         self._asked: Counter[str] = Counter()
 
     def seed(self, number: int) -> int:
-        """Return a seed that `sample` replaces, because only there the prompt is known."""
+        """Return a placeholder seed, which `sample` replaces because it knows the prompt."""
         return number
 
     async def sample(self, request: SampleRequest, asked: AgentRequest) -> Sample:
         """Draw one answer.
 
         Raises:
-            Refusal: the time limit is over.
+            Refusal: the time limit has passed.
         """
         seeded = self._seeded(request)
         return await self._drawn(lambda: self._batch.sample_apart(seeded), not_answered)
 
     def failed(self, error: Exception) -> None:
-        """Keep why nothing can go on."""
+        """Keep the error after which the batch cannot continue."""
         self.error = self.error or error
 
     def _seeded(self, request: SampleRequest) -> SampleRequest:
-        """Return the request with a seed that follows from its prompt, not from its arrival."""
+        """Return the request with a seed that depends on its prompt, not on when it arrived."""
         asked = hashlib.blake2b(request.prompt_ids.tobytes(), digest_size=8).hexdigest()
         self._asked[asked] += 1
         parts = f"{self._batch.config.seed}/judge/{asked}/{self._asked[asked]}"

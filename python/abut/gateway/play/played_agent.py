@@ -1,4 +1,4 @@
-"""Agents as `make_rollout_func` takes them, and as the engine plays them, behind the gateway."""
+"""Agents for `make_rollout_func`, which the engine plays through the gateway."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -42,13 +42,13 @@ class AgentSource:
 
     Args:
         agent: plays the rollouts.
-        gateway: has the endpoints that the agent asks.
+        gateway: serves the endpoints that the agent calls.
         sampling: returns the trainer's sampling settings, by their names in a chat request.
 
     Attributes:
         draws_by_tokens: how the trainer's loss needs `RolloutConfig(branch="random")` to draw, see
             `RowChoice.by_tokens`.
-        session_header: by which the agent's calls name their session, in lower case.
+        session_header: the header that names the session of a call, in lower case.
         max_calls: see `LimitedAgent`.
         rewards_turns: whether the trainer takes rewards of single turns, as it does with `credit`.
     """
@@ -69,7 +69,7 @@ class AgentSource:
         self.rewards_turns = False
 
     def bind(self, processor: PartsProcessor) -> "PlayedAgent":
-        """Return the player of the agent's tasks, whose conversations such processors write."""
+        """Return the player of the agent's tasks, for processors of this kind."""
         return PlayedAgent(self, processor)
 
 
@@ -89,7 +89,7 @@ class PlayedAgent(AgentPlayer):
         return dataclasses.replace(task, source=self)
 
     def loop(self) -> LoopTasks:
-        """Return the gateway's loop: with another one every call would cross over and back."""
+        """Return the gateway's loop, so that calls do not switch between loops."""
         self._gateway.start()
         assert self._gateway.registry.loop is not None
         return self._gateway.registry.loop.tasks()
@@ -136,7 +136,7 @@ class PlayedAgent(AgentPlayer):
 
     @asynccontextmanager
     async def _judging(self, batch: Batch) -> AsyncIterator[None]:
-        """Answer requests that name no rollout, if the agent's judge is the policy."""
+        """Answer requests that do not name a rollout, if the agent's judge is the policy."""
         if not isinstance(self._agent, JudgingAgent) or self._agent.judge != "policy":
             yield
             return
@@ -160,8 +160,8 @@ class PlayedAgent(AgentPlayer):
         """Let the agent score rollouts together.
 
         Raises:
-            EnvError: it raised, or has set something that is not a reward.
-            SamplerError: the sampler failed at a request of the judge.
+            EnvError: the agent raised, or set something that is not a reward.
+            SamplerError: the sampler failed on a request of the judge.
         """
         if self._judge is not None and self._judge.error is not None:
             raise self._judge.error

@@ -1,7 +1,7 @@
 """The routes of the gateway.
 
-Invariant: every request gets an answer or a refusal, as its protocol writes them. Nothing of a
-request is logged, and it is sent only to the rank that plays its rollout.
+Invariant: every request gets an answer or a refusal, as its protocol writes them. The content of a
+request is never logged, and is sent only to the rank that plays its rollout.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ async def _peers(app: web.Application) -> Any:
 async def _answer(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer a request, and close its connection if nobody has read its body."""
+    """Answer a request, and close its connection if the body was not read."""
     connection = _connection(request)
     if connection is not None:
         connection.begin()
@@ -131,9 +131,7 @@ async def _answer_or_refusal(
         return web.Response(status=_CLIENT_GONE)
     except Exception:
         logger.exception("the gateway failed while handling a request")
-        return _refused(
-            request, Refusal("the gateway failed; its log has the traceback", status=500)
-        )
+        return _refused(request, Refusal("the gateway failed; see its log", status=500))
 
 
 def _connection(request: web.Request) -> Connection | None:
@@ -148,7 +146,7 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
 
 
 def _dialect(request: web.Request) -> HttpDialect:
-    """Return the dialect of a route; where no route is, the one to whose paths it is like."""
+    """Return the dialect of a route; for an unknown route, the one with similar paths."""
     found: HttpDialect | None = request.app[_DIALECTS].get(request.match_info.route)
     if found is not None:
         return found
@@ -167,7 +165,7 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _kept(request: web.Request) -> web.Response:
-    """Answer with an answer that was given before."""
+    """Answer with an earlier answer, by its id."""
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     access, id_ = _admit(request), request.match_info["answer"]
     rollout_id = access.rollout_id or dialect.rollout_of_answer(id_)
@@ -189,8 +187,7 @@ async def _end(request: web.Request) -> web.Response:
     if not (registry.agents_may_end or access.opens_all):
         raise Refusal(
             "an agent's key cannot end or reward a rollout: only the run's key can\n"
-            "hint: to allow it, start Gateway(agents_may_end=True) or `abut gateway "
-            "--agents-may-end`",
+            "hint: use Gateway(agents_may_end=True) or `abut gateway --agents-may-end` to allow it",
             code="wrong_api_key",
         )
     body = await _json_of(Body.of(await _chunks(request) or [b"{}"]))
@@ -198,16 +195,14 @@ async def _end(request: web.Request) -> web.Response:
     rollout_id = access.rollout_id
     if standalone is None or rollout_id is None:
         why = (
-            "the request names no rollout"
-            if standalone
-            else "the trainer ends its rollouts itself, so clients cannot"
+            "the request names no rollout" if standalone else "the trainer ends its rollouts itself"
         )
         raise Refusal(why, code="unknown_rollout")
     return web.json_response(await standalone.end_or_score(rollout_id, checked_result(body)))
 
 
 async def _key_of(request: web.Request) -> web.Response:
-    """Answer the key that opens one rollout alone, for the process that starts its agent."""
+    """Answer with the key that opens only one rollout, for the process that starts its agent."""
     registry, id_ = request.app[_REGISTRY], request.match_info["id"]
     registry.check_run_key(_key(request))
     check_id(id_)
@@ -215,14 +210,14 @@ async def _key_of(request: web.Request) -> web.Response:
 
 
 def _admit(request: web.Request) -> Access:
-    """Check the key of a request, whose body is unread so far."""
+    """Check the key of a request before its body is read."""
     header, path_id = request.headers.get(ROLLOUT_HEADER), request.match_info.get("id")
     access: Access = request.app[_REGISTRY].admit(_key(request), header, path_id)
     return access
 
 
 def _key(request: web.Request) -> str | None:
-    """Return the key of a request, wherever the clients of a dialect put it."""
+    """Return the key of a request, from any of the places where clients put it."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     given = [token.strip()] if scheme.lower() == "bearer" else []
     given += [request.headers.get(name, "") for name in _KEY_HEADERS]
@@ -251,9 +246,9 @@ async def _ask(request: web.Request) -> web.StreamResponse:
 async def _read(
     request: web.Request, access: Access
 ) -> tuple[Ledger, AgentRequest, bytes] | web.StreamResponse:
-    """Return the rollout that a request is for, and what it asks, with a digest of its body.
+    """Return the rollout of a request, the parsed request, and a digest of its body.
 
-    Or return the answer of the rank that plays the rollout.
+    If another rank plays the rollout, return that rank's answer instead.
     """
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     named = access.rollout_id
@@ -282,7 +277,7 @@ async def _read(
 
 
 async def _count(request: web.Request) -> web.StreamResponse:
-    """Answer how many tokens the prompt of a request would have; nothing of it is kept."""
+    """Answer how many tokens the prompt of a request would have; the request is not kept."""
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     access = _admit(request)
     content = Body.of(await _chunks(request))
@@ -323,7 +318,7 @@ async def _respond(
 
 
 async def _chunks(request: web.Request) -> list[bytes]:
-    """Return the chunks of a body as they came in, because `request.read()` copies them thrice."""
+    """Return the chunks of a body as they arrived, because `request.read()` copies them thrice."""
     chunks: list[bytes] = []
     most: int = request.app[_REGISTRY].max_body_bytes
     if (request.content_length or 0) > most:
@@ -341,9 +336,7 @@ async def _chunks(request: web.Request) -> list[bytes]:
             if chunk:
                 chunks.append(chunk)
     except TimeoutError:
-        raise Refusal(
-            f"the request body is incomplete: nothing arrived for {_BYTE_S:g} s"
-        ) from None
+        raise Refusal(f"the body is incomplete: nothing arrived for {_BYTE_S:g} s") from None
     return chunks
 
 

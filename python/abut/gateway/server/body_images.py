@@ -1,8 +1,8 @@
 """The images of bodies, decoded on a thread.
 
-Invariant: a picture that a live rollout has is not decoded again, however often its client repeats
-it, and a body holds the `Image` in the place of its base64. One object stands for equal pixels, so
-a client that encodes its screenshots anew in each request repeats its history all the same.
+Invariant: an image of a live rollout is decoded once, however often its client repeats it, and a
+body holds the `Image` instead of its base64. Equal pixels share one object, so a client that
+encodes its screenshots again in each request still repeats its history.
 """
 
 import base64
@@ -41,8 +41,7 @@ class BodyImages:
     """Decodes the images of bodies, on the loop of the gateway.
 
     Attributes:
-        roles: in whose messages the policy takes images, in the words of a chat; empty: it takes
-            text alone.
+        roles: the chat roles in whose messages the policy takes images; empty: it takes only text.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class BodyImages:
             like: what it repeats of an earlier body, whose images were put there.
 
         Returns:
-            The names of fields beside the images that change nothing.
+            The names of sibling fields of the images that are ignored.
 
         Raises:
             Refusal: the policy does not take an image there, or it cannot be read.
@@ -126,7 +125,7 @@ def _check_role(field: ImageField, roles: Collection[str]) -> None:
 
 
 def _decoded(field: ImageField) -> Image:
-    """Return the image of a field, whose bytes say of which format it is.
+    """Return the image of a field; its bytes determine the format.
 
     Raises:
         Refusal: it cannot be read.

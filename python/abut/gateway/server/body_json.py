@@ -1,6 +1,6 @@
-"""Parses bodies as JSON, the part alone that no earlier body had.
+"""Parses bodies as JSON, but only the part that no earlier body had.
 
-Invariant: the result is that of `json.loads` for the whole body.
+Invariant: the result equals `json.loads` of the whole body.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def read_body(body: Body, dialect: HttpDialect) -> tuple[Any, Beginning | None]:
     """Return the JSON object of a body, and the beginning that the next one may repeat.
 
     Raises:
-        Refusal: the body is no JSON object.
+        Refusal: the body is not a JSON object.
     """
     try:
         beginning = _read(body, dialect)
@@ -48,7 +48,7 @@ def json_object(whole: bytes) -> dict[str, Any]:
     """Return the JSON object of a body.
 
     Raises:
-        Refusal: the body is no JSON object.
+        Refusal: the body is not a JSON object.
     """
     try:
         value = json.loads(whole)
@@ -64,16 +64,16 @@ def json_object(whole: bytes) -> dict[str, Any]:
 
 
 def _read(body: Body, dialect: HttpDialect, *, same_end: bool = True) -> Beginning | None:
-    """Return a body up to its last element; None if it is no object with one list of elements.
+    """Return a body up to its last element; None if it is not an object with one list of elements.
 
     Args:
         body: to read.
         dialect: of the body.
-        same_end: whether to see first if it ends as the one before. Its fields may be many more
-            bytes than its new elements.
+        same_end: whether to check first that it ends like the previous body, because its fields may
+            have many more bytes than its new elements.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
         IndexError: it ends too early.
     """
     known, rest, key = body.known, body.rest, dialect.list_key
@@ -124,11 +124,11 @@ def _pieces(
     """Return the pieces of a beginning.
 
     Args:
-        known: its first pieces; an empty one if none is known.
-        rest: the bytes behind them.
+        known: its first pieces; an empty piece if no piece is known.
+        rest: the bytes after them.
         text: of these bytes.
-        last: where the last element begins and ends in the text, with what stands before it.
-        elements: how many there are.
+        last: where the last element begins and ends in the text, including what precedes it.
+        elements: how many elements there are.
     """
     pieces, at = [*known], 0
     begin, end = last if text.isascii() else (len(text[:place].encode(*_UTF8)) for place in last)
@@ -147,7 +147,7 @@ def _pieces(
 
 
 def _head(text: str, key: str) -> tuple[dict[str, Any] | None, int]:
-    """Return the fields before the elements and where these begin; None if there are none."""
+    """Return the fields before the elements, and where the elements begin; None without them."""
     head: dict[str, Any] = {}
     at = _behind_space(text, 0)
     if text[at] != "{":
@@ -164,12 +164,12 @@ def _head(text: str, key: str) -> tuple[dict[str, Any] | None, int]:
 
 
 def _tail(end: bytes, key: str, known: Sequence[Field]) -> Sequence[Field] | None:
-    """Return the fields behind the elements; None if they are no JSON, or other elements.
+    """Return the fields after the elements; None if they are not JSON, or have more elements.
 
     Args:
         end: the bytes from the end of the elements on.
         key: of the elements.
-        known: the fields of an earlier body, which are not parsed again where they are the same.
+        known: the fields of an earlier body, which are not parsed again if they are equal.
     """
     tail: list[Field] = []
     text = ""
@@ -196,7 +196,7 @@ def _tail(end: bytes, key: str, known: Sequence[Field]) -> Sequence[Field] | Non
 
 
 def _has_field(end: bytes, at: int, field: Field) -> bool:
-    """Return whether bytes have a field at a place, and not the beginning of a longer one."""
+    """Return whether bytes have this field at a position, and not a longer one."""
     behind = at + len(field.content)
     return end.startswith(field.content, at) and end[behind : behind + 1] in _VALUE_ENDS
 

@@ -1,7 +1,7 @@
 """The policy of a gateway without a trainer: its sampler, with each client's settings.
 
 Invariant: a sample is drawn with the sampling settings of its own request. For a setting that the
-request leaves out, the sampler's own holds.
+request leaves out, the sampler's own value is used.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class SharedSampler:
-    """The sampler that all rollouts ask, with its tokenizer and limits.
+    """The sampler that all rollouts share, with its tokenizer and limits.
 
     Attributes:
         sampler: entered on the loop of the gateway.
-        slots: bounds the requests in flight.
-        stop_token_ids: end a turn, besides those of the template.
+        slots: limits the requests in flight.
+        stop_token_ids: tokens that end a turn, besides those of the template.
         image_roles: see `image_roles`.
         source: the tokenizer's name, for records.
-        secret: seeds the samples for which a client gives no seed.
+        secret: seeds the samples for which the client does not give a seed.
     """
 
     tokenizer: Tokenizer
@@ -71,7 +71,7 @@ class SharedSampler:
         """Return the sampler with a client's settings.
 
         Raises:
-            Refusal: it does not take these settings.
+            Refusal: the sampler does not take these settings.
         """
         settings = {name: value for name, value in settings.items() if name != "seed"}
         changed: Callable[..., Sampler] | None = getattr(self.sampler, "with_settings", None)
@@ -93,7 +93,7 @@ class ClientPolicy:
     """The policy of one rollout.
 
     Attributes:
-        error: why the rollout cannot go on; None if it can.
+        error: why the rollout cannot continue; None if it can.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ClientPolicy:
         return self._budget()
 
     def seed(self, number: int) -> int:
-        """Return the seed of a call whose request has none."""
+        """Return the seed of a call whose request does not have one."""
         named = f"{self._shared.secret}/{self._rollout_id}/{number}".encode()
         return int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "big") >> 1
 
@@ -142,7 +142,7 @@ class ClientPolicy:
         """Draw one turn with the client's settings.
 
         Raises:
-            Refusal: the time limit is over.
+            Refusal: the time limit has passed.
         """
         seed = asked.sampling.get("seed")
         if seed is not None:
@@ -156,7 +156,7 @@ class ClientPolicy:
             raise limit_reached(why, reason=StopReason.DEADLINE) from None
 
     def failed(self, error: Exception) -> None:
-        """Note that this rollout cannot go on."""
+        """Note that this rollout cannot continue."""
         self.error = f"{type(error).__name__}: {error}"
         logger.error("rollout %s failed: %s", self._rollout_id, self.error)
 
@@ -206,7 +206,7 @@ def _takes_images(sampler: Sampler) -> bool:
 
 
 def _processor_of(hf_tokenizer: Any, source: Any, sampler: Sampler) -> ChatTemplateProcessor:
-    """Return what writes the conversations, with images if sampler and model take them.
+    """Return the processor of conversations, with images if sampler and model take them.
 
     Args:
         hf_tokenizer: of the sampler's model.

@@ -1,11 +1,11 @@
-"""The server's socket and its connections: how long a request may take, when idle ones are closed.
+"""The server's socket and connections: time limits for requests, and closing of idle connections.
 
 Invariant: a connection that carries a request is never closed here, and an idle one only when no
-client would still use it. A client takes an idle connection from its pool without asking us, so one
-that is closed too early loses the request that was just sent on it.
+client would use it any more. A client takes an idle connection from its pool without notice, so
+closing it too early loses the request that was just sent on it.
 
 Clients are often made for one rollout and never closed. Each would keep two files of this process
-open until the garbage collector finds it, so our end is closed some time after the rollout.
+open until the garbage collector finds it, so the server closes its end some time after the rollout.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ _LINGER_S = 5.0
 _SHUTDOWN_S = 1.0
 
 State: TypeAlias = Literal["head", "request", "idle", "lingers"]
-"""Waits for headers, has a request in work, waits for the next one, or drops a refused body."""
+"""The state of a connection: waiting for headers, serving a request, idle, or dropping a body."""
 
 
 class Connection(asyncio.Protocol):
     """One connection, around the protocol that serves its requests.
 
     Args:
-        serves: the protocol that reads and answers requests on the transport.
+        serves: the asyncio protocol that reads and answers requests.
         connections: of the server.
     """
 
     def __init__(self, serves: asyncio.Protocol, connections: "Connections") -> None:
         self.serves = serves
         self.used_by: str | None = None
-        """The only rollout that used it; None if there was none, or several."""
+        """The only rollout that used it; None if none or several did."""
         self.is_left = False
         """True once the only rollout that used it has ended."""
         self.is_shared = False
-        """True if it is not one rollout's alone: its client outlives each rollout."""
+        """True if several rollouts may use it, so its client outlives each of them."""
         self._connections = connections
         self._state: State = "head"
         self._ticks = 0
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self.serves.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand the bytes on, or drop those of a body that nobody reads."""
+        """Pass the bytes on, or drop them if the body is not read."""
         if self._state == "lingers":
             return
         if self._state == "idle":
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self.serves.pause_writing()
 
     def resume_writing(self) -> None:
-        """It has read again."""
+        """The client reads again."""
         self.serves.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,25 +86,25 @@ class Connection(asyncio.Protocol):
         self.serves.connection_lost(exc)
 
     def begin(self) -> None:
-        """The headers of a request are there."""
+        """The headers of a request have arrived."""
         self._enter("request")
 
     def end(self) -> None:
-        """The request has its answer."""
+        """The request was answered."""
         if self._state == "request":
             self._enter("idle")
 
     def linger(self) -> None:
-        """Drop what still comes of a body, unread, until the client has read why.
+        """Drop the rest of a body unread, until the client has read the refusal.
 
-        A socket that is closed with unread bytes in it resets the connection, and the reset may
-        overtake the answer. aiohttp closes the connection after its lingering time.
+        Closing a socket with unread bytes resets the connection, and the reset may overtake the
+        answer. aiohttp closes the connection after its lingering time.
         """
         self._enter("lingers")
         self._transport.resume_reading()
 
     def tick(self) -> None:
-        """Count a tick, and close the connection if it has had its time."""
+        """Count a tick, and close the connection if its time is over."""
         self._ticks += 1
         if self._state == "head" and self._ticks > HEADERS_TICKS:
             self._transport.abort()
@@ -119,7 +119,7 @@ class Connections:
     """The open connections of one server, on its loop.
 
     Attributes:
-        ticks: how many have passed while a connection was open.
+        ticks: how many ticks have passed while a connection was open.
     """
 
     def __init__(self) -> None:
@@ -153,12 +153,12 @@ class Connections:
             self._of[rollout_id].add(connection)
 
     def share(self, connection: Connection) -> None:
-        """Leave a connection open on which the run's key came: its client asks for any rollout."""
+        """Keep a connection that used the run's key open, because its client serves any rollout."""
         self._no_more_of(connection)
         connection.is_shared, connection.is_left = True, False
 
     def end(self, rollout_id: str) -> None:
-        """Let the connections that no other rollout has used be closed once they are idle."""
+        """Close the connections that only this rollout has used once they are idle."""
         for connection in self._of.pop(rollout_id, ()):
             connection.used_by, connection.is_left = None, True
 
@@ -189,7 +189,7 @@ class ListeningServer:
     """A server that listens.
 
     Attributes:
-        port: it listens there.
+        port: the port on which it listens.
     """
 
     def __init__(
@@ -214,11 +214,11 @@ async def serve(
     Args:
         app: answers requests.
         host: an address of this machine.
-        port: 0 takes a free one.
-        connections: watches the connections of clients; None: they are not watched.
+        port: 0 takes a free port.
+        connections: watches the connections of clients; None: they stay open.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: it cannot listen on this address.
     """
     from aiohttp import web
 

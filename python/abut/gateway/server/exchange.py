@@ -1,4 +1,4 @@
-"""One exchange with a client: who asks, and the answer as one body, or as a stream.
+"""One exchange with a client: its caller, and the answer as one body or as a stream.
 
 A stream begins while its turn is sampled.
 
@@ -24,7 +24,7 @@ from abut.gateway.server.registry import MODEL
 ROLLOUT_HEADER = "x-abut-rollout"
 NAME_HEADER = "x-abut-name"
 NAMED = "/r/{id}/as/{name}{untrained:(?:/untrained)?}"
-"""A rollout's address with a name, as `Endpoint.named` writes it."""
+"""The path of a rollout with a name, as `Endpoint.named` writes it."""
 _SMALL_TOKENS = 4096
 # A token among the logprobs takes as long as this many bare ids: 8 microseconds.
 _AS_LOGPROB = 8
@@ -32,7 +32,7 @@ _KEEP_ALIVE_S = 15.0
 
 
 class AskingPart(NamedTuple):
-    """The part of an agent that asks; as in `AgentRequest`."""
+    """The part of an agent that sends a request; fields as in `AgentRequest`."""
 
     name: str | None
     train: bool
@@ -40,13 +40,12 @@ class AskingPart(NamedTuple):
 
 
 def part_of(request: web.Request, session_headers: Iterable[str]) -> AskingPart:
-    """Return the part of the agent that asks.
+    """Return the part of the agent that sent a request.
 
-    The address says more than the header `x-abut-name`, which cannot say that its calls are not
-    trained.
+    The path says more than the header `x-abut-name`, which cannot mark calls as untrained.
 
     Raises:
-        Refusal: the name or a session is not one.
+        Refusal: the name or a session is not valid.
     """
     name = request.match_info.get("name") or header_of(request, NAME_HEADER)
     if name is not None and not is_name(name):
@@ -61,7 +60,7 @@ def part_of(request: web.Request, session_headers: Iterable[str]) -> AskingPart:
 
 
 def header_of(request: web.Request, name: str) -> str | None:
-    """Return the value of a header; one that is there more often is a list, as in HTTP."""
+    """Return the value of a header; several values are joined with commas, as in HTTP."""
     values = request.headers.getall(name, [])
     return ", ".join(values) if values else None
 
@@ -70,7 +69,7 @@ class ClientListens:
     """Tells whether the client of a request still listens.
 
     Attributes:
-        gone: whether it has its answer, or has hung up.
+        gone: whether the client has its answer, or has hung up.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -78,7 +77,7 @@ class ClientListens:
         self.gone = False
 
     def __call__(self) -> bool:
-        """Return whether it does."""
+        """Return whether the client still listens."""
         transport = self._request.transport
         return not self.gone and transport is not None and not transport.is_closing()
 
@@ -103,7 +102,7 @@ async def send_whole(
 async def send_stream(
     request: web.Request, dialect: HttpDialect, ledger: Ledger, call: AgentCall
 ) -> web.StreamResponse:
-    """Send the answer of a call as server-sent events, with signs of life until there is one."""
+    """Send the answer of a call as server-sent events, with keep-alive events until it is ready."""
     headers = {"Cache-Control": "no-cache", ROLLOUT_HEADER: ledger.rollout_id}
     response = web.StreamResponse(headers=headers)
     response.content_type = "text/event-stream"
@@ -131,7 +130,7 @@ async def send_stream(
 
 
 def _is_small(answer: PolicyAnswer, asked: AgentRequest) -> bool:
-    """Return whether an answer is written quickly enough for the loop."""
+    """Return whether writing an answer is quick enough for the event loop."""
     sampled = len(answer.ids)
     tokens = (len(answer.prompt_ids) + sampled if asked.token_ids else 0) + (
         _AS_LOGPROB * sampled if asked.logprobs else 0

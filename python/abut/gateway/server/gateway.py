@@ -1,7 +1,7 @@
 """The gateway: an OpenAI-compatible endpoint in front of the policy.
 
-Invariant: a run has one server, however many agents and batches it has; between batches it answers
-that a rollout is over. Its loop runs no foreign code and nothing that takes long, because every
+Invariant: a run has one server, however many agents and batches it has; between batches the server
+answers that a rollout is over. Its event loop never runs foreign or slow code, because every
 rollout waits for it.
 """
 
@@ -47,7 +47,7 @@ Rewrite: TypeAlias = Literal[ChatRewrite, ResponsesRewrite, AnthropicRewrite, Ge
 REWRITES: tuple[Rewrite, ...] = get_args(Rewrite)
 KEY_VARIABLE = "ABUT_GATEWAY_KEY"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-"""The settings that agents pass on, see `Gateway.sampling`."""
+"""The names of the settings in `Gateway.sampling`."""
 _START_S = 30.0
 _OPEN_FILES = 65536
 _CLOSE_S = 2.0
@@ -59,49 +59,53 @@ _CLOSE_S = 2.0
     "key",
 )
 class Gateway:
-    """The endpoint that agents ask: settings, and the server that runs by them.
+    """An HTTP server with an OpenAI-compatible endpoint for each rollout of an agent.
 
-    `make_rollout_func(gateway=)` starts it with the first batch that needs it, and it ends with the
-    process. With a sampler of its own it serves without a trainer, as a context manager:
+    `make_rollout_func(gateway=…)` starts it with the first batch that needs it, and it stops when
+    the process ends. With its own sampler it serves without a trainer, as a context manager:
 
         with Gateway(sampler=VLLMServerSampler(url), tokenizer="Qwen/Qwen3-8B") as gateway:
             reward = play(gateway.endpoint("game-1"))
             rollout = gateway.end("game-1", reward)
 
-    There the client's sampling settings hold; its first request opens a rollout. All that comes
-    over it needs a key: each rollout has its own, and `key` opens all rollouts of the run.
+    Without a trainer the client's sampling settings are used, and its first request opens a
+    rollout. Every request needs an API key: each rollout has its own, and `key` opens all rollouts
+    of the run.
 
     Args:
-        host: where it listens: a name or an address of this machine.
-        port: 0 takes a free one. With several ranks rank 0 has it, and the others a free one.
-        public_url: under which agents reach it; None: `http://host:port`.
-        key: opens all rollouts; None takes the environment variable ABUT_GATEWAY_KEY, else makes a
-            random one, which `key_file` shows.
-        key_file: gets the key, readable for its owner alone.
-        rewrites: what clients may do to a message of the policy, see
-            docs/integrations/agents.md; `()`: nothing.
-        unenforced: "accept" samples freely where a client asks for a form of the answer, such as
-            `response_format`; "refuse" answers that this cannot be exact.
-        sampler: draws the turns where no trainer does.
-        tokenizer: of its model, with a chat template: a transformers tokenizer, its name or folder.
-        config: limits of a rollout without a trainer; those that concern batches say nothing.
-        recorder: keeps rollouts that end without a trainer: a path, or what has
+        host: the name or address of this machine on which it listens. Default: this machine only.
+        port: the port; 0 takes a free one. With several ranks, rank 0 uses this port and the others
+            a free one.
+        public_url: the address under which agents reach it; None: `http://host:port`.
+        key: the key that opens all rollouts, at least 16 printable ASCII characters. None: the
+            environment variable ABUT_GATEWAY_KEY, otherwise a random key, which `key_file` gets.
+        key_file: a file to which the key is written, readable only by its owner.
+        rewrites: the changes that clients may make to a message of the policy, see
+            docs/integrations/agents.md; `()`: none.
+        unenforced: "accept" samples freely if a client constrains the form of the answer, such as
+            with `response_format`; "refuse" refuses the request, because constrained samples cannot
+            be trained exactly.
+        sampler: draws the turns if there is no trainer.
+        tokenizer: the tokenizer of the sampler's model, with a chat template: a transformers
+            tokenizer, its name or its folder.
+        config: limits of a rollout without a trainer; fields that concern batches have no effect.
+        recorder: records rollouts that end without a trainer: a path, or an object with a method
             `write(rollout, **extra)`.
-        idle_s: seconds after which such a rollout ends, where nothing comes any more.
+        idle_s: without a trainer, seconds without a request after which a rollout ends.
         agents_may_end: whether a rollout's own key may end and reward it over HTTP. An agent that
             has only that key could then choose its own reward.
-        session_header: where no trainer plays, the header by which clients say which session a
-            call belongs to; with a trainer, each agent has its own.
-        max_body_bytes: the largest request that is read. Clients send all images of a conversation
-            with each of its requests: 40 screenshots of 1280 x 1024 take 53 MB.
+        session_header: without a trainer, the header that names the session of a call; with a
+            trainer, each agent has its own.
+        max_body_bytes: the largest request body that is accepted. Clients send all images of a
+            conversation with each request: 40 screenshots of 1280 x 1024 take 53 MB.
 
     Attributes:
         key: opens all rollouts of this run.
 
     Raises:
-        ValueError: an argument has a value that it may not have.
+        ValueError: an argument has an invalid value.
         TypeError: the sampler does not draw one turn for each request.
-        TokenizerError: nothing can be made of the tokenizer.
+        TokenizerError: abut cannot use the tokenizer exactly.
         TemplateError: the template cannot be appended to exactly.
     """
 
@@ -171,20 +175,20 @@ class Gateway:
             standalone=standalone,
             max_body_bytes=max_body_bytes,
         )
-        """The live rollouts, for the routes and the batches."""
+        """The live rollouts, which routes and batches use."""
         if session_header is not None:
             self.registry.session_headers.add(session_header)
         self.agents = OpenAgents()
-        """The agents that are closed when it stops."""
+        """The agents that are closed when the gateway stops."""
         self._lock = threading.Lock()
         self._listening: Any = None
         self._url = ""
 
     def __enter__(self) -> "Gateway":
-        """Serve, without a trainer.
+        """Start to serve without a trainer.
 
         Raises:
-            ValueError: it has no sampler.
+            ValueError: the gateway has no sampler.
             SamplerError: the sampler cannot sample.
         """
         if self.registry.standalone is None:
@@ -196,11 +200,14 @@ class Gateway:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End what is live, record it, and stop."""
+        """End and record the live rollouts, and stop the server."""
         self.stop()
 
     def endpoint(self, rollout_id: str) -> Endpoint:
-        """Return the endpoint of a rollout; without a trainer its first request opens it."""
+        """Return the endpoint of a rollout.
+
+        Without a trainer, the first request opens the rollout.
+        """
         base_url = f"{self._url}/r/{rollout_id}/v1"
         key, standalone = self.registry.key_of(rollout_id), self.registry.standalone
         if standalone is None:  # the player of the rollout adds what only its batch knows
@@ -228,14 +235,14 @@ class Gateway:
 
         Args:
             rollout_id: the id in its endpoint.
-            reward: None is no score.
-            extras: more about it, for its record.
-            rewards: of its conversations and turns, as of `AgentResult`.
-            names: of its sessions, as of `AgentResult`.
+            reward: a finite number; None: the rollout is unscored.
+            extras: more values for its record.
+            rewards: rewards of its conversations and turns, as in `AgentResult`.
+            names: names of its sessions, as in `AgentResult`.
 
         Raises:
-            ValueError: the rollout is not live, a reward is not a finite number or is for nothing
-                in the rollout, or a name is not one.
+            ValueError: the rollout is not live; a reward is not a finite number, or does not belong
+                to anything in the rollout; or a name is not valid.
         """
         body = {"reward": reward, "extras": extras, "rewards": rewards, "names": names}
         standalone = self.registry.standalone
@@ -257,11 +264,11 @@ class Gateway:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """The trainer's sampling settings, for agents whose clients must send some.
+        """The trainer's sampling settings, for agents whose clients must send settings.
 
-        `temperature`, `top_p`, `top_k`, `min_p`, and `max_tokens` of a completion, as far as the
-        trainer sets them; read-only. Empty before the first batch, and without a trainer. The
-        gateway samples by them whatever a request says.
+        A read-only mapping of `temperature`, `top_p`, `top_k`, `min_p` and `max_tokens` (of a
+        completion), as far as the trainer sets them. Empty before the first batch, and without a
+        trainer. The gateway samples with these settings, whatever a request says.
         """
         settings = self.registry.settings
         return MappingProxyType({name: settings[name] for name in SAMPLING if name in settings})
@@ -271,19 +278,19 @@ class Gateway:
         """The address for clients that name their rollout themselves; it ends in `/v1`.
 
         Raises:
-            RuntimeError: it has not started.
+            RuntimeError: the gateway has not started.
         """
         if not self._url:
             raise RuntimeError("the gateway has not started; the first batch starts it")
         return f"{self._url}/v1"
 
     def start(self) -> None:
-        """Start a thread that listens, and wait until it does. Does nothing if it listens already.
+        """Start the server in a thread and wait until it listens; no effect if it already listens.
 
         Raises:
-            EnvError: the address cannot be had.
+            EnvError: the gateway cannot listen on its address.
             MissingExtraError: aiohttp is not installed.
-            SamplerError: its own sampler cannot sample.
+            SamplerError: the gateway's own sampler cannot sample.
         """
         with self._lock:
             if self._listening is not None:
@@ -326,7 +333,7 @@ class Gateway:
             atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Close agents that have a `close`, stop listening, and end what is live."""
+        """Close agents that have a method `close`, stop listening, and end the live rollouts."""
         self.agents.close()
         with self._lock:
             registry, loop, listening = self.registry, self.registry.loop, self._listening
@@ -343,7 +350,7 @@ class Gateway:
             registry.loop = None
 
     def _write_key_file(self) -> None:
-        """Write the key to a file that only its owner can read."""
+        """Write the key to a file that only its owner may read."""
         if self._key_file is None:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -357,7 +364,7 @@ class Gateway:
 
 
 def _allow_more_files() -> None:
-    """Raise the soft limit of open files: a call in flight has two, its client's and ours."""
+    """Raise the soft limit of open files: a call in flight needs two, one at each end."""
     try:
         import resource
     except ImportError:  # Windows
@@ -372,7 +379,7 @@ def _allow_more_files() -> None:
 
 
 def key_is_given() -> bool:
-    """Return whether the environment has the key that opens all rollouts."""
+    """Return whether the environment variable for the run's key is set."""
     return bool(os.environ.get(KEY_VARIABLE))
 
 

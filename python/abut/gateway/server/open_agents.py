@@ -1,7 +1,7 @@
-"""Agents that have something open from batch to batch, and are closed when their gateway stops.
+"""Agents that keep resources open between batches, and are closed when their gateway stops.
 
 Invariant: an agent is closed on the loop on which it played, once for each loop; an agent whose
-`close` fails or hangs keeps no process alive.
+`close` fails or hangs does not keep the process alive.
 """
 
 import atexit
@@ -22,12 +22,12 @@ from abut.errors import text_of
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
-"""How long agents may take to close: servers of tools are processes, which take a while to end."""
+"""How long agents may take to close; tool servers are processes, which take a while to end."""
 _PAUSE_S = 2.0
 
 
 class _OpenAgent(NamedTuple):
-    """An agent, and the loop on which it plays; held, so that the loop outlives its engine."""
+    """An agent, and the loop on which it plays; the reference keeps the loop alive."""
 
     agent: ClosingAgent
     name: str
@@ -44,8 +44,8 @@ class OpenAgents:
     async def use(self, agent: ClosingAgent, name: str, loop: WatchedLoop) -> None:
         """Have an agent closed when the gateway stops, on this loop.
 
-        Where it has played on another loop, as that of another engine, it is closed there now:
-        nothing that belongs to one loop can be used on another.
+        If it has played on another loop, such as that of another engine, it is closed there first,
+        because resources of one loop cannot be used on another.
         """
         with self._lock:
             before = self._open.get(id(agent))
@@ -55,7 +55,7 @@ class OpenAgents:
             await THREADS.ask(lambda: _close([before]))
 
     def close(self) -> None:
-        """Close all agents, and wait for them, at most `CLOSE_S`; log what fails."""
+        """Close all agents, and wait for them, at most `CLOSE_S`; log failures."""
         with self._lock:
             found, self._open = [*self._open.values()], {}
         _OPEN.pop(self, None)
@@ -80,15 +80,15 @@ def _close(agents: list[_OpenAgent]) -> None:
 
 
 _OPEN: dict[OpenAgents, int] = {}
-"""Each that has open agents, and the process that opened them: a fork has none of its loops."""
+"""The gateways with open agents, and the process that opened them; a fork has no loops."""
 
 
 def _close_all() -> None:
-    """Close what is open when the process ends, while it can still start threads.
+    """Close all agents when the process ends, while it can still start threads.
 
-    `atexit` comes too late: Python refuses new threads by then, and its thread pools, which
-    `asyncio.to_thread` uses, take no calls any more. Their own hook is the one used here, and the
-    last hook that is registered is the first that runs, so their module is imported above.
+    `atexit` is too late: by then Python refuses new threads, and its thread pools, which
+    `asyncio.to_thread` uses, take no more calls. So this uses the thread pools' own hook. Hooks run
+    in reverse order of registration, so their module is imported above.
     """
     for open_, process in list(_OPEN.items()):
         if process == os.getpid():

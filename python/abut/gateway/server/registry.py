@@ -1,8 +1,8 @@
 """The rollouts that a gateway answers, and the keys that open them.
 
-Invariant: a request without a valid key learns nothing. A key follows from the rollout's id and the
-run's secret, so a rollout that has ended is told apart from one that never was, without being
-remembered.
+Invariant: a request without a valid key gets no information. A key is derived from the rollout's id
+and the run's secret, so the gateway can distinguish a rollout that has ended from one that never
+existed without remembering it.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class EndpointId:
 
     @classmethod
     def read(cls, text: str) -> "EndpointId | None":
-        """Return the id that a text spells; None if it spells none."""
+        """Return the id that a string spells; None if it does not spell one."""
         found = _ID.fullmatch(text)
         if found is None:
             return None
@@ -70,7 +70,7 @@ class Keys:
     """The keys of one run.
 
     Args:
-        key: opens all rollouts of the run; None makes one.
+        key: opens all rollouts of the run; None makes a random one.
 
     Attributes:
         key: opens all rollouts of the run.
@@ -81,7 +81,7 @@ class Keys:
         self._live: set[str] = set()
 
     def of(self, endpoint_id: str) -> str:
-        """Return the key that opens one rollout alone."""
+        """Return the key that opens only this rollout."""
         digest = hashlib.blake2b(_bytes(endpoint_id), key=self.key.encode()[:64], digest_size=18)
         return f"abut-{digest.hexdigest()}"
 
@@ -111,7 +111,8 @@ class Keys:
         """Refuse a key that does not open a rollout, or all rollouts if `endpoint_id` is None.
 
         Raises:
-            Refusal: with the status 400: a 401 would kill a NeMo Gym model server.
+            Refusal: the key does not open it. Its status is 400, because a 401 would stop a NeMo
+                Gym model server.
         """
         if not key:
             raise Refusal(
@@ -123,7 +124,7 @@ class Keys:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the bytes of a client's text, which may be no UTF-8."""
+    """Return the bytes of a client's string, which may be invalid UTF-8."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -133,11 +134,11 @@ class Registry:
     Used on the loop of the gateway.
 
     Args:
-        key: opens all rollouts of the run; None makes one.
-        dialects: the protocols that it speaks; the first one writes refusals of other routes.
+        key: opens all rollouts of the run; None makes a random one.
+        dialects: the protocols that it speaks; the first one writes refusals of unknown routes.
         agents_may_end: whether a rollout's own key may end and reward it.
-        standalone: the rollouts that no trainer plays; None if a trainer plays them.
-        max_body_bytes: of a request.
+        standalone: the rollouts without a trainer; None if a trainer plays them.
+        max_body_bytes: the largest request body.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Registry:
         self.rank: int | None = None
         """The rank of this process; None if there is only one."""
         self.session_headers: set[str] = set()
-        """The headers by which the calls of some agent name their session, in lower case."""
+        """The headers that name the session of a call, of all agents, in lower case."""
         # A `PlayedAgent` sets the next six when a batch begins.
         self.settings: Mapping[str, Any] = {}
         """The trainer's sampling settings by their names in a chat request, with `max_tokens` of a
@@ -175,13 +176,13 @@ class Registry:
         self.writers: RunWriters | None = None
         """The writers of the batch, for agents that check rows before the batch is played."""
         self.turn_timeout_s = RolloutConfig.turn_timeout_s
-        """The time limit of a turn in the batch that is played."""
+        """The time limit of a turn in the current batch, in seconds."""
         self.branch: BranchChoice | None = None
-        """Which conversations of a rollout become rows in the batch that is played."""
+        """The conversations of a rollout that become rows in the current batch."""
         self.rollout_timeout_s = RolloutConfig.rollout_timeout_s
-        """The time limit of a rollout in that batch, for agents that bound their own phases."""
+        """The time limit of a rollout in this batch, for agents that limit their own phases."""
         self.in_process = False
-        """True if the trainer's own model samples that batch, whose time counts for no limit."""
+        """True if the trainer's own model samples this batch; its time counts for no limit."""
         self.loop: DaemonLoop | None = None
         """The loop of the gateway, while the server runs."""
         self._keys = Keys(key)
@@ -197,21 +198,21 @@ class Registry:
         return self._keys.key
 
     async def open(self, ledger: Ledger) -> None:
-        """Answer a rollout from now on."""
+        """Begin to answer a rollout."""
         self.ledgers[ledger.rollout_id] = ledger
         self._keys.add_live(ledger.rollout_id)
 
     async def expect(self, endpoint_id: str, expected: ExpectedRollout) -> None:
-        """Match requests that name no rollout with this one too, from its first call on.
+        """Begin to match requests that do not name a rollout with this one.
 
-        With several ranks no request is matched: only rank 0 gets such requests, and it knows only
-        its own rollouts, while the one that fits may be another rank's.
+        With several ranks, no request is matched: only rank 0 gets such requests, and it knows only
+        its own rollouts, but the matching rollout may be on another rank.
         """
         if self.rank is None and (ledger := self.ledgers.get(endpoint_id)) is not None:
             self.unnamed.expect(ledger, expected)
 
     async def end(self, ledger: Ledger) -> None:
-        """Stop answering a rollout, and wait until nothing of it changes any more."""
+        """Stop answering a rollout, and wait until it no longer changes."""
         self.ledgers.pop(ledger.rollout_id, None)
         self.unnamed.forget(ledger)
         await ledger.close()
@@ -223,7 +224,7 @@ class Registry:
         self.bodies.forget(endpoint_id)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Run a call on the gateway's loop, and await it on the caller's."""
+        """Run a call on the gateway's loop, and await its result on the caller's."""
         assert self.loop is not None
         return self.loop.ask(call)
 
@@ -236,9 +237,9 @@ class Registry:
         """Set the run whose rollouts this gateway serves.
 
         Args:
-            run_id: ends the ids of all rollouts of the run.
+            run_id: the suffix of the ids of all rollouts of the run.
             rank: of this process; None if there is only one.
-            key: of rank 0.
+            key: the key of rank 0.
         """
         self._run_id, self.rank = run_id, rank
         if key is not None:
@@ -249,7 +250,7 @@ class Registry:
         return str(self.id_of(f"probe-{number}-{self._run_id}", 0))
 
     def key_of(self, endpoint_id: str) -> str:
-        """Return the key that opens one rollout alone."""
+        """Return the key that opens only this rollout."""
         return self._keys.of(endpoint_id)
 
     def id_of(self, rollout_id: str, attempt: int) -> EndpointId:
@@ -257,16 +258,16 @@ class Registry:
         return EndpointId(rollout_id, attempt, self.rank)
 
     def admit(self, key: str | None, *endpoint_ids: str | None) -> "Access":
-        """Refuse a request whose key opens nothing, before its body is read.
+        """Refuse a request whose key is not valid, before its body is read.
 
         The key of a live rollout is admitted without the rollout's id, which may be in the body.
 
         Args:
             key: of the request.
-            endpoint_ids: the ids outside of the body, the one that counts first.
+            endpoint_ids: the ids outside of the body, by precedence.
 
         Raises:
-            Refusal: there is no key, or it opens none of these rollouts.
+            Refusal: there is no key, or it does not open one of these rollouts.
         """
         named = [id_ for id_ in endpoint_ids if id_]
         first = named[0] if named else None
@@ -280,12 +281,12 @@ class Registry:
         """Refuse a request whose key does not open all rollouts of the run.
 
         Raises:
-            Refusal: says so.
+            Refusal: the key does not open all rollouts.
         """
         self._keys.check(key, None)
 
     def note_refusal(self, endpoint_id: str, refusal: Refusal) -> None:
-        """Note why a rollout's last request got no answer."""
+        """Note why a rollout's last request was refused."""
         if self.standalone is not None:
             self.standalone.refused(endpoint_id, refusal)
         elif (ledger := self.ledgers.get(endpoint_id)) is not None:
@@ -301,10 +302,10 @@ class Registry:
     async def ledger_of(
         self, endpoint_id: str | None, request: AgentRequest, digest: bytes, *, retried: bool
     ) -> Ledger:
-        """Return the ledger of the rollout that a request belongs to; arguments as of `Ledger.ask`.
+        """Return the ledger of a request's rollout; takes the arguments of `Ledger.ask`.
 
         Raises:
-            Refusal: the rollout has ended, or never was one of this run.
+            Refusal: the rollout has ended, or never existed in this run.
         """
         if self.standalone is not None:
             return await self.standalone.ledger_of(endpoint_id, request, digest, retried=retried)
@@ -319,7 +320,7 @@ class Registry:
         """Return the ledger of a rollout; None if no request has opened it so far.
 
         Raises:
-            Refusal: the rollout has ended, or never was one of this run.
+            Refusal: the rollout has ended, or never existed in this run.
         """
         if self.standalone is not None:
             return self.standalone.ledger(endpoint_id)
@@ -329,7 +330,8 @@ class Registry:
         """Return how many tokens the prompt of a request would have; it opens no rollout.
 
         Raises:
-            Refusal: the rollout has ended, or never was one of this run; or nothing is played.
+            Refusal: the rollout has ended, or never existed in this run; or no rollout has started
+                yet.
         """
         ledger = None if endpoint_id is None else self.live(endpoint_id)
         run = self.writers if self.standalone is None else self.standalone.writers
@@ -358,10 +360,10 @@ class Registry:
 class Access:
     """A request's key, and the rollout that the request names.
 
-    As a context manager it notes refusals for that rollout, if the key opens it.
+    As a context manager it records refusals for that rollout, if the key opens it.
 
     Attributes:
-        rollout_id: None if the request names none, so far.
+        rollout_id: None while the request has not named a rollout.
     """
 
     def __init__(
@@ -387,11 +389,11 @@ class Access:
         return bool(self._key) and self._keys.opens_all(self._key or "")
 
     def __enter__(self) -> "Access":
-        """Note refusals from here on."""
+        """Begin to note refusals."""
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Note a refusal, unless it is one of the key."""
+        """Note a refusal, unless it concerns the key."""
         key, rollout_id = self._key, self.rollout_id
         if isinstance(error, Refusal) and key and rollout_id and self._keys.opens(key, rollout_id):
             self._registry.note_refusal(rollout_id, error)

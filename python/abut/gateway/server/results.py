@@ -1,4 +1,4 @@
-"""Results of rollouts without a trainer, which come over HTTP."""
+"""Results of rollouts without a trainer, sent over HTTP."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from abut.rollout.named_rewards import ConversationKeys, RewardKeys
 
 
 def check_keys(ledger: Ledger, result: AgentResult) -> None:
-    """Refuse a result with a reward for nothing in the rollout.
+    """Refuse a result with a reward that does not belong to anything in the rollout.
 
     Raises:
         Refusal: names the key.
@@ -41,10 +41,10 @@ def check_reward(reward: Any) -> None:
 
 
 def checked_result(body: Mapping[str, Any]) -> AgentResult:
-    """Return the result that a request ends a rollout with.
+    """Return the result with which a request ends a rollout.
 
     Raises:
-        Refusal: it has another form.
+        Refusal: the body is not such a result.
     """
     fields: dict[str, Any] = {}
     for name in ("extras", "rewards", "names"):

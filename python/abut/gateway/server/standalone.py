@@ -1,7 +1,7 @@
 """Rollouts without a trainer, of agents that are evaluated or recorded.
 
-Invariant: a rollout is opened by its first request. It ends once, with a reward or because no
-request came for some time, and is then recorded. One that has ended is not opened again.
+Invariant: the first request opens a rollout. The rollout ends once, with a reward or because no
+request arrived for some time, and is then recorded. A rollout that has ended is not opened again.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Standalone:
         Args:
             shared: draws their samples.
             recorder: keeps them when they have ended.
-            idle_s: a rollout ends when no request came for so long.
+            idle_s: seconds without a request after which a rollout ends.
             session_header: see `Ledger`.
         """
         if not idle_s > 0:
@@ -99,7 +99,7 @@ class Standalone:
         self._of_record = {"run_id": self._run_id, "tokenizer": shared.source}
         self._live: dict[str, _Live] = {}
         self._histories = Histories()
-        """The histories of the rollouts that no client has named."""
+        """The histories of the rollouts that clients have not named."""
         self._ended_ids: OrderedDict[str, None] = OrderedDict()
         self._idle = IdleRollouts()
         self._numbers = itertools.count()
@@ -112,14 +112,14 @@ class Standalone:
         return len(self._live)
 
     def answered(self, id_: str) -> int:
-        """How many calls of a live rollout were answered."""
+        """How many calls of live rollouts were answered."""
         live = self._live.get(id_)
         return 0 if live is None else live.ledger.answered_calls
 
     def counts(self, ledgers: Sequence[Ledger] | None = None) -> tuple[int, int]:
         """How many calls were answered and tokens sampled, by ended rollouts and by `ledgers`.
 
-        None: by all live ones.
+        None counts all live rollouts.
         """
         if ledgers is None:
             ledgers = [live.ledger for live in list(self._live.values())]
@@ -134,7 +134,7 @@ class Standalone:
 
         Raises:
             SamplerError: it cannot sample.
-            ValueError: nothing bounds a rollout.
+            ValueError: a rollout has no token limit.
         """
         sampler = self._shared.sampler
         if hasattr(sampler, "__aenter__"):
@@ -146,7 +146,7 @@ class Standalone:
             raise
 
     async def stop(self) -> None:
-        """End all live rollouts, once their samples are drawn or take too long."""
+        """End all live rollouts, after their samples are drawn or take too long."""
         self._stops = True
         if busy := [task for live in self._live.values() for task in live.ledger.sampling]:
             await asyncio.wait(busy, timeout=_GRACE_S)
@@ -159,10 +159,10 @@ class Standalone:
     async def ledger_of(
         self, id_: str | None, request: AgentRequest, digest: bytes, *, retried: bool
     ) -> Ledger:
-        """Return the ledger of a request's rollout; without a name it is found by its history.
+        """Return the ledger of a request's rollout, found by its history if it is not named.
 
         Raises:
-            Refusal: it has ended.
+            Refusal: the rollout has ended.
         """
         if id_ is None:
             return self._found(request, digest, retried) or self._open_unnamed()
@@ -176,7 +176,7 @@ class Standalone:
         """Return the ledger of a live rollout; None if no request has opened it so far.
 
         Raises:
-            Refusal: it has ended.
+            Refusal: the rollout has ended.
         """
         self._require_not_ended(id_)
         live = self._live.get(id_)
@@ -188,7 +188,7 @@ class Standalone:
         return RunWriters(self._shared.tokenizer, self._shared.writers)
 
     def refused(self, id_: str, refusal: Refusal) -> None:
-        """Note that a rollout's request was refused; its first request opens it all the same."""
+        """Note that a rollout's request was refused; a first request opens it nevertheless."""
         live = self._live.get(id_)
         if live is None:
             if id_ in self._ended_ids or self._stops or _ID.fullmatch(id_) is None:
@@ -201,7 +201,7 @@ class Standalone:
         """End a rollout, or score one that ended because it was idle; return a summary of it.
 
         Raises:
-            Refusal: as `end`, and if the recorder takes no scores.
+            Refusal: as for `end`, or the recorder does not take scores.
         """
         if id_ not in self._idle or result.reward is None:
             return said_of(await self.end(id_, result))
@@ -233,8 +233,8 @@ class Standalone:
         """End a rollout and record it.
 
         Raises:
-            Refusal: there is no such rollout, it has ended, or the result has a reward for nothing
-                in it.
+            Refusal: there is no such rollout, it has ended, or the result has a reward that does
+                not belong to anything in it.
         """
         if id_ in self._live:
             check_keys(self._live[id_].ledger, result)
@@ -263,10 +263,10 @@ class Standalone:
     # ---- which rollout
 
     def _found(self, request: AgentRequest, digest: bytes, retried: bool) -> Ledger | None:
-        """Return the rollout that a request without a name goes on with.
+        """Return the rollout that a request without a name continues.
 
-        Among agents with equal histories any rollout will do, but no two requests may get the same
-        one, so it is claimed here, before anything is awaited.
+        Of several rollouts with equal histories any one will do, but two requests must not get the
+        same one, so it is claimed here, before anything is awaited.
         """
         if again := find_repeated(self._histories, request, digest, retried):
             return again[0]
@@ -293,7 +293,7 @@ class Standalone:
         return ledger
 
     async def _end_idle(self, id_: str, ledger: Ledger) -> None:
-        """End a rollout once no request has come for `idle_s`."""
+        """End a rollout when no request has arrived for `idle_s`."""
         while (left_s := ledger.used + self._idle_s - time.monotonic()) > 0 or ledger.sampling:
             await asyncio.sleep(max(left_s, min(1.0, self._idle_s)))
         self._idle.add(id_, await self.end(id_, AgentResult(None)))
@@ -330,7 +330,7 @@ class Standalone:
 
 
 def check_id(id_: str) -> None:
-    """Refuse a text that is not the id of a rollout.
+    """Refuse a string that is not a valid rollout id.
 
     Raises:
         Refusal: it is too long, or has other characters.
@@ -344,7 +344,7 @@ def check_id(id_: str) -> None:
 
 
 class IdleRollouts:
-    """Rollouts that ended because they were idle, oldest first; each may still be scored once."""
+    """Rollouts that ended because they were idle, oldest first; each can still be scored once."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[float, dict[str, Any]]] = OrderedDict()

@@ -1,11 +1,11 @@
 """`GRPOTrainer` with a row for each conversation of a rollout.
 
-Invariant: an optimizer step takes as many rollouts as TRL's own, whatever their rows. A rollout
-has one reward and one advantage, and its loss does not depend on how its tokens are divided into
-rows. Where no rollout of a batch has other conversations, TRL gets what it would get without this
-class, and makes the same of it, bit for bit.
+Invariant: an optimizer step takes as many rollouts as TRL's own, however many rows they have. A
+rollout has one reward and one advantage, and its loss does not depend on how its tokens are divided
+into rows. If no rollout of a batch has other conversations, TRL gets exactly the same input as
+without this class, and the result is the same bit for bit.
 
-    rollout_func                      hands over the conversations beside the main rows
+    rollout_func                      passes on the other conversations with the main rows
     _generate                         appends their rows, and padding
     _calculate_rewards                scores rollouts, which are the main rows
     _generate_and_score_completions   spreads advantages over rows, and weighs them
@@ -56,32 +56,37 @@ class AllRows(_Base):  # type: ignore[misc]
 
         class Mine(AllRows, TheirTrainer): ...
 
-    `abut.trl.GRPOTrainer` is this with TRL's class, and `abut.trl.extend` makes it of a trainer
-    that exists. With a `rollout_func` that is not abut's, or with none, the trainer does exactly
-    what it does without the mixin.
+    `abut.trl.GRPOTrainer` combines it with TRL's class, and `abut.trl.extend` adds it to an
+    existing trainer. Without a `rollout_func` from abut, the trainer behaves exactly as it does
+    without the mixin.
     """
 
     trains_images = True
-    """Each forward of the model gets the images of its rows; TRL's own class passes on none."""
+    """True: each forward pass of the model gets the images of its rows, unlike in TRL's own class.
+    """
 
     abut_rows: RowBatch | None = None
-    """The generation batch that is trained; the column `abut_row` has numbers of its rows."""
+    """The generation batch that is being trained; the column `abut_row` has the numbers of its
+    rows.
+    """
     abut_eval_rows: RowBatch | None = None
-    """The batch that is evaluated, in the same way."""
+    """The batch that is being evaluated, in the same way."""
     abut_forward: ForwardRows | None = None
-    """The rows that a model gets next: all rows of a batch that is scored, in order, for logprobs
-    of the old policy and of the reference; or those whose loss is computed, in training a piece.
-    None while rollouts are played, and where they are not abut's."""
+    """The rows that a model gets next: while a batch is scored, all its rows in order, for logprobs
+    of the old policy and of the reference; while a loss is computed, the rows of that loss. None
+    while rollouts are played, and with rollouts that are not abut's.
+    """
     abut_image_columns: Sequence[Mapping[str, Any]] = ()
     """While a batch is scored, the columns `image` and `images` of each row of the dataset, whose
-    images TRL finds in the prompts alone; empty if there are no such columns."""
+    images TRL then finds only in the prompts; empty if there are no such columns.
+    """
     _abut_forwarded = False
-    """True once the rows whose loss is computed went through the model, where they get images."""
+    """True after the rows of the current loss went through the model, where they get images."""
     _abut_scoring: RowScoring | None = None
-    """The batch that was played and is not scored yet."""
+    """The batch that was played but is not scored yet."""
 
     def take_rows(self, scoring: RowScoring) -> None:
-        """Take the rows that go with what the `rollout_func` returns next."""
+        """Take the rows that belong to the next result of the `rollout_func`."""
         self._abut_scoring = scoring
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +104,7 @@ class AllRows(_Base):  # type: ignore[misc]
         return returned
 
     def _with_other_rows(self, scoring: RowScoring, returned: Any) -> Any:
-        """Return what `_generate` returned, with the rows of all conversations, and padding."""
+        """Return the result of `_generate` with the rows of all conversations, and padding."""
         counts = gathered(self.accelerator, RowCounts.of(scoring.batch))
         scoring.own_rewards = any(of_rank.own_rewards for of_rank in counts)
         if scoring.by_agents:
@@ -153,7 +158,7 @@ class AllRows(_Base):  # type: ignore[misc]
         return output
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of a micro-step, as TRL's; in training it may take some rows backward."""
+        """Return the loss of a micro-step, like TRL; training may also run backward passes here."""
         compute = super().compute_loss
         batch = self.abut_rows if self.model.training else self.abut_eval_rows
 
@@ -195,23 +200,23 @@ class AllRows(_Base):  # type: ignore[misc]
 
 @functools.cache
 def with_all_rows(trainer_class: Any) -> Any:
-    """Return a subclass of a `GRPOTrainer` that has `AllRows`; the same one each time."""
+    """Return a subclass of a `GRPOTrainer` with `AllRows`; the same class each time."""
     attributes = {"__module__": __name__, "__doc__": trainer_class.__doc__}
     return type(trainer_class.__name__, (AllRows, trainer_class), attributes)
 
 
 def extend(trainer: Any) -> Any:
-    """Have a trainer make a row of each conversation, and return it.
+    """Make a trainer train each conversation as a row, and return the trainer.
 
-    Changes the trainer in place, before its first step. Its class is then a subclass of the one
-    that it had.
+    This changes the trainer in place, before its first step. Its class becomes a subclass of its
+    previous class.
 
     Args:
         trainer: a `GRPOTrainer`, or a subclass of it.
 
     Raises:
-        TypeError: it is another trainer.
-        RuntimeError: its training has begun.
+        TypeError: `trainer` is not a `GRPOTrainer`.
+        RuntimeError: training has already begun.
     """
     if isinstance(trainer, AllRows):
         return trainer
@@ -233,7 +238,7 @@ def extend(trainer: Any) -> Any:
 
 
 def grpo_trainer() -> Any:
-    """Return `trl.GRPOTrainer` with `AllRows`: the class that is there now, which some replace.
+    """Return `trl.GRPOTrainer` with `AllRows`; looked up now, because libraries may replace it.
 
     Raises:
         MissingExtraError: TRL is not installed, or older than 0.29.1.

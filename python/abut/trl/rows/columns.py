@@ -1,7 +1,7 @@
-"""The row of a rollout, as TRL takes it.
+"""The row of a rollout, in TRL's format.
 
-Invariant: a row holds exactly what the engine saw and sampled, and ends on a sampled token. A
-failed rollout is a row without weight.
+Invariant: a row has exactly the tokens that the engine saw and sampled, and ends with a sampled
+token. A failed rollout is a row without weight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from abut.tools.toolbox import ToolCounts
 from abut.trl.metrics import rollout_stats
 
 COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-"""The lists of a `rollout_func` that TRL makes rows of."""
+"""The lists of a `rollout_func` from which TRL makes rows."""
 
 COMPLETIONS = "_abut_completions"
 """A column that `trl.rewards` hands to reward functions as `completions`."""
@@ -45,10 +45,10 @@ def rows_of(
 
     Args:
         rollouts: of one batch.
-        tasks: what they started from.
-        engine: has played them.
+        tasks: the tasks of the rollouts.
+        engine: the engine that played them.
         agents: whether any of the batch could be an agent's.
-        environments: the names of all environments, where there is a dict of them.
+        environments: the names of all environments, if there is a dict of them.
         tools: the names of the tools that any of the batch could have called.
         trains_all: see `rollout_stats`.
         teacher: whether a teacher has scored the batch.
@@ -86,7 +86,7 @@ def rows_of(
 
 
 def is_measured(rollout: Rollout) -> bool:
-    """Return whether functions may score it; `RolloutConfig(on_failure="zero")` scores failures."""
+    """Return whether functions may score it; with `on_failure="zero"` failures are scored too."""
     sampled = rollout.columns is not None and rollout.sampled_tokens > 0
     if rollout.failed:
         return rollout.reward is not None
@@ -97,7 +97,7 @@ def conversations_of(rollout: Rollout) -> list[Branch]:
     """Return the conversations of a rollout that are trained, the rollout's own row first.
 
     Over all of them, each token that was sampled, delivered and is to be trained is trained once.
-    The rollout's own row is there even if nothing of the rollout is to be trained.
+    The rollout's own row is included even if no part of the rollout is to be trained.
     """
     main = rollout.main_row
     if main is None:
@@ -106,16 +106,16 @@ def conversations_of(rollout: Rollout) -> list[Branch]:
 
 
 def trained_branches(rollout: Rollout) -> list[int]:
-    """Return the numbers in `Rollout.branches` of the conversations behind the rollout's own."""
+    """Return the indices in `Rollout.branches` of the conversations after the rollout's own."""
     return [k for k, one in enumerate(rollout.branches) if one.delivered and one.trained]
 
 
 def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Message] | None]:
     """Return its messages for reward functions, and its completion as messages.
 
-    The completion is None if the environment has no tools: `completions` then stays the one message
-    that TRL makes of the tokens. It ends without the tools' last answers, which stand behind the
-    last token of the row.
+    The completion is None if the environment has no tools: `completions` then stays the single
+    message that TRL makes from the tokens. It ends without the tools' last answers, which come
+    after the last token of the row.
     """
     made = task_envs(task)
     spoken = None if made is None else made.spoken
@@ -130,7 +130,7 @@ def told_of(rollout: Rollout, task: RolloutTask) -> tuple[list[Message], list[Me
 
 
 def conversation_of(rollout: Rollout) -> tuple[list[Message], list[Message]]:
-    """Return the messages before the policy's first turn, and those from there on."""
+    """Return the messages before the policy's first turn, and the rest."""
     messages = rollout.messages
     spoken = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
     turns = sum(turn.end > turn.start for turn in rollout.turns)
@@ -162,7 +162,7 @@ def extra_names(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def fill_extras(rows: dict[str, list[Any]], names: Iterable[str]) -> None:
-    """Have a column of None for each extra that only rollouts of other batches or ranks have."""
+    """Add a column of None for each extra that only rollouts of other batches or ranks have."""
     for name in names:
         rows.setdefault(name, [None] * len(rows["rollout_id"]))
 
@@ -196,10 +196,10 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
 def _canonical_prompt(
     task: RolloutTask, processor: PartsProcessor, tokenizer: Tokenizer
 ) -> list[int]:
-    """A prompt for a rollout that failed before it had one.
+    """Return a prompt for a rollout that failed before it had one.
 
-    It trains nothing (mask 0). What made the rollout fail may be the prompt itself, so the next
-    best is an empty user turn, then the stop token alone: TRL needs a row in any case.
+    TRL needs a row in any case; the row has mask 0, so it is not trained. The prompt itself may
+    have made the rollout fail, so the fallback is an empty user turn, and then just the stop token.
     """
     messages = list(task.messages)
     if not any(message["role"] == "user" for message in messages):

@@ -1,9 +1,9 @@
-"""`DistillationTrainer` with rollouts: the main conversation of each one is a row.
+"""`DistillationTrainer` with rollouts: the main conversation of each rollout is a row.
 
-Invariant: the loss is taken over sampled tokens alone, each behind exactly the ids that the engine
-saw. TRL's class generates rows itself, and plays no environments but its own tools; here a
-`rollout_func` plays, and the rest is TRL's: the teacher in this process, the divergence over the
-whole vocabulary, its metrics.
+Invariant: the loss is computed only over sampled tokens, each after exactly the ids that the engine
+saw. TRL's class generates rows itself and plays only its own tools; here a `rollout_func` plays,
+and everything else is TRL's: the teacher in this process, the divergence over the whole vocabulary,
+and the metrics.
 """
 
 import functools
@@ -30,12 +30,12 @@ SERVER_DISTILLATION = (
 
 
 class MainRows(_Base):  # type: ignore[misc]
-    """A mixin for TRL's `DistillationTrainer`: it takes `rollout_func`, and plays with that.
+    """A mixin for TRL's `DistillationTrainer` that adds `rollout_func`.
 
         class Mine(MainRows, TheirTrainer): ...
 
-    `abut.trl.DistillationTrainer` is this with TRL's class. Without a `rollout_func` the trainer
-    does exactly what it does without the mixin.
+    `abut.trl.DistillationTrainer` combines it with TRL's class. Without a `rollout_func` the
+    trainer behaves exactly as it does without the mixin.
     """
 
     # What a `rollout_func` reads of a `GRPOTrainer`: here each prompt is played once, and nothing
@@ -47,15 +47,15 @@ class MainRows(_Base):  # type: ignore[misc]
     def __init__(
         self, *args: Any, rollout_func: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
-        """Take TRL's arguments, and what plays.
+        """Take TRL's arguments and a `rollout_func`.
 
         Args:
             *args: see TRL's class.
-            rollout_func: of `make_rollout_func`; None leaves generation to TRL.
+            rollout_func: the result of `make_rollout_func`; None leaves generation to TRL.
             **kwargs: see TRL's class.
 
         Raises:
-            TypeError: the teacher is not in this process.
+            TypeError: the teacher is not a model in this process.
         """
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         # Before TRL's constructor: that of a teacher on a server asks the server.
@@ -82,7 +82,7 @@ class MainRows(_Base):  # type: ignore[misc]
 def _log_lengths(
     trainer: Any, prompt_ids: Any, completion_ids: Any, env_mask: Sequence[Sequence[int]]
 ) -> None:
-    """Log what TRL's own `_generate` logs of its rows, under the same names."""
+    """Log the lengths of rows under the names of TRL's own `_generate`."""
     import torch
 
     mode = "train" if trainer.model.training else "eval"
@@ -113,7 +113,7 @@ def _log_lengths(
 
 @functools.cache
 def with_main_rows(trainer_class: Any) -> Any:
-    """Return a subclass of a `DistillationTrainer` that has `MainRows`; the same one each time."""
+    """Return a subclass of a `DistillationTrainer` with `MainRows`; the same class each time."""
     attributes = {"__module__": __name__, "__doc__": trainer_class.__doc__}
     return type(trainer_class.__name__, (MainRows, trainer_class), attributes)
 
@@ -122,7 +122,8 @@ def distillation_trainer() -> Any:
     """Return `trl.DistillationTrainer` with `MainRows`.
 
     Raises:
-        MissingExtraError: TRL is not installed, or older than 1.11, whose loss takes no mask.
+        MissingExtraError: TRL is not installed, or older than 1.11, whose loss does not take a
+            mask.
     """
     if trl_version() < DISTILLS_SAMPLED_TOKENS:
         raise MissingExtraError(

@@ -1,10 +1,10 @@
-"""A micro-step in pieces: as many rows at once as the trainer is set to hold.
+"""A micro-step in pieces, each with as many rows as the trainer's batch size allows.
 
 TRL splits the rows of a generation batch into as many chunks as there are micro-steps, so a chunk
-grows with the conversations of a rollout. A chunk that holds more than
-`per_device_train_batch_size` rows is cut, and each piece but the last is taken backward here.
-Gradients and losses are those of the whole chunk. Every rank cuts its chunk into the same number
-of pieces, because their chunks are equally long.
+grows with the conversations of a rollout. A chunk with more than `per_device_train_batch_size` rows
+is cut, and the backward pass of each piece except for the last runs here. Gradients and losses
+equal those of the whole chunk. Every rank cuts its chunk into the same number of pieces, because
+their chunks are equally long.
 """
 
 import math
@@ -41,8 +41,8 @@ class RowPiece:
     """Some rows of a chunk.
 
     Attributes:
-        inputs: as TRL takes them.
-        share: of the chunk's loss.
+        inputs: the inputs in TRL's format.
+        share: the share of the piece in the chunk's loss.
     """
 
     inputs: dict[str, Any]
@@ -52,11 +52,11 @@ class RowPiece:
 def loss_in_pieces(
     trainer: Any, model: Any, inputs: dict[str, Any], loss_of: Callable[[dict[str, Any]], Any]
 ) -> Any:
-    """Return the loss of a chunk; its gradient is that of the last piece, the others' is added up.
+    """Return the loss of a chunk; the gradients of all pieces but the last are already added up.
 
     Args:
         trainer: a `GRPOTrainer`.
-        model: that is trained, as the trainer wraps it.
+        model: the trained model, as wrapped by the trainer.
         inputs: of the chunk.
         loss_of: TRL's own loss.
     """
@@ -87,7 +87,7 @@ def loss_in_pieces(
 
 
 def pieces_of(trainer: Any, inputs: dict[str, Any]) -> list[RowPiece]:
-    """Cut a chunk: the longest rows first, so that each piece is about as wide as its rows."""
+    """Cut a chunk, longest rows first, so that each piece is hardly wider than its rows."""
     rows, size = len(inputs[ROW]), trainer.args.per_device_train_batch_size
     lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
     # Padding comes last, where the shortest rows are: it is nearly free.
@@ -118,11 +118,12 @@ def pieces_of(trainer: Any, inputs: dict[str, Any]) -> list[RowPiece]:
 def trimmed(inputs: dict[str, Any], multiple: int) -> dict[str, Any]:
     """Return the inputs without columns that are padding in each row.
 
-    By name: which part of a row a tensor belongs to does not follow from its width.
+    Tensors are recognized by name, because the width does not tell which part of a row one belongs
+    to.
 
     Args:
         inputs: some rows of a chunk.
-        multiple: prompts and completions stay multiples of it, as far as they were.
+        multiple: the widths of prompts and completions stay multiples of it, if they were.
     """
     width = inputs["prompt_mask"].shape[1], inputs["completion_mask"].shape[1]
     prompt = _width(inputs["prompt_mask"].flip(1), multiple)
@@ -142,7 +143,7 @@ def trimmed(inputs: dict[str, Any], multiple: int) -> dict[str, Any]:
 
 
 def _width(mask: torch.Tensor, multiple: int, *, least: int = 1) -> int:
-    """Return how many columns are needed up to the last with a 1, at least so many of them."""
+    """Return how many columns are needed up to the last one with a 1, with a minimum."""
     used = mask.any(0).nonzero()
     width = max(least, int(used[-1]) + 1 if len(used) else 0)
     whole: int = mask.shape[1]
@@ -151,7 +152,7 @@ def _width(mask: torch.Tensor, multiple: int, *, least: int = 1) -> int:
 
 @contextmanager
 def _without_sync(trainer: Any, model: Any) -> Iterator[None]:
-    """Have no gradients exchanged and no step taken after this piece."""
+    """Prevent the exchange of gradients and the optimizer step after this piece."""
     state = trainer.accelerator.gradient_state
     before = state.sync_gradients
     # FSDP is not asked to wait: each rank would hold whole gradients until then.
@@ -179,16 +180,16 @@ _RATIO_MEANS = frozenset(
     {"cispo_clip_ratio", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
 )
 _TOKEN_MEANS = _RATIO_MEANS | {"kl", "entropy"}
-"""Metrics that TRL takes the mean of over trained tokens; of ratios of whole rows, over rows."""
+"""Metrics that TRL averages over trained tokens, or over rows for ratios of whole rows."""
 _LOW_MEAN, _LOW_MIN, _HIGH_MAX = "clip_ratio/low_mean", "clip_ratio/low_min", "clip_ratio/high_max"
 _PHI = "vespo/phi_seq_mean"
 _OF_ROWS = _TOKEN_MEANS | {_LOW_MIN, _HIGH_MAX, _PHI}
-"""Metrics that rows have; others are of a micro-step, or of a trainer's subclass."""
+"""Metrics of rows; others belong to a micro-step, or to a trainer's subclass."""
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Numbers of a piece over all ranks, and on how many of those it trains tokens."""
+    """The counts of a piece over all ranks, and on how many ranks it trains tokens."""
 
     tokens: int
     rows: int
@@ -218,7 +219,7 @@ def _padding(piece: RowPiece) -> int:
 
 
 def _counted_by_rows(trainer: Any, inputs: Mapping[str, Any]) -> frozenset[str]:
-    """Return the metrics that TRL takes the mean of over rows, padding included."""
+    """Return the metrics that TRL averages over rows, including padding."""
     if inputs["advantages"].ndim > 1:  # one number for each token, as a product with them
         return frozenset()
     is_by_rows = trainer.importance_sampling_level == "sequence"
@@ -231,9 +232,9 @@ def _joined(
     counts: Sequence[_Counts],
     by_rows: frozenset[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield each metric of a chunk from those of its pieces, in TRL's order.
+    """Yield each metric of a chunk, computed from its pieces, in TRL's order.
 
-    A metric that no piece has a number for is left out.
+    A metric for which no piece has a number is left out.
     """
     is_by_rank = trl_version() < METRICS_OF_TOKENS
     found: dict[str, float] = {}
@@ -257,13 +258,13 @@ def _joined(
 
 
 _Value: TypeAlias = tuple[_Counts, float, float]
-"""The numbers of a piece, its share and the value of a metric."""
+"""The counts of a piece, its share, and the value of a metric."""
 
 
 def _over_training_ranks(name: str, have: list[_Value], by_rows: frozenset[str]) -> list[_Value]:
-    """Return what TRL logs as a mean over ranks for those alone that train tokens of a piece.
+    """Return a mean over ranks, restricted to the ranks that train tokens of a piece.
 
-    The others have 0, or count padding, and so would be the minimum.
+    Other ranks have 0 or count padding, so they would distort means and minima.
     """
     if name == _LOW_MIN:
         if _LOW_MEAN in by_rows:

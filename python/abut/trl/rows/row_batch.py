@@ -1,11 +1,12 @@
-"""The rows of a generation batch: those that TRL knows, and the other conversations behind them.
+"""The rows of a generation batch: those that TRL knows, followed by the other conversations.
 
 TRL has one row for each prompt, the rollout's *main* row. The rows of the other conversations
 follow, then as many padding rows as every rank needs for the same number of rows. The numbers of
 rows are positions in this order, and -1 for padding.
 
-Invariant: a `RowBatch` never changes and holds no tokens but those of its rollouts, because it
-stays as long as its rows are trained. What is needed until TRL has scored them is a `RowScoring`.
+Invariant: a `RowBatch` never changes and has only the tokens of its rollouts, because it lives as
+long as its rows are trained. Data that is needed only until TRL has scored the rows is in a
+`RowScoring`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ from abut.trl.rows.columns import COLUMNS, conversations_of, is_measured, traine
 
 ROW, WEIGHT = "abut_row", "abut_weight"
 """The columns that abut adds to TRL's inputs: `(N,)` int64 numbers of rows, and `(N,)` factors on
-their gradients, which are there only where a KL term keeps them out of advantages."""
+their gradients, which exist only if a KL term keeps them out of the advantages.
+"""
 
 
 class RowPlace(NamedTuple):
@@ -37,14 +39,14 @@ class RowBatch:
 
     Attributes:
         rollouts: one for each prompt.
-        conversations: those of each rollout that are rows, the main one first; none for a rollout
-            that failed before it had one, whose row is a stop token.
-        size: how many rows this rank has with its padding, the same on all ranks.
-        weights: the factor on the loss of each row, without padding; empty where there are main
-            rows alone, and before they are scored.
-        advantages: of each row, without padding, those of its own turns; empty where they are
-            their rollout's, and before they are scored.
-        images: makes the tensors of their images; None if there can be no images.
+        conversations: for each rollout the conversations that are rows, the main one first; empty
+            for a rollout that failed before it had one, whose row is a stop token.
+        size: the number of rows of this rank with padding, the same on all ranks.
+        weights: the factor on the loss of each row, without padding; empty if there are only main
+            rows, and before they are scored.
+        advantages: for each row, without padding, the advantages of its own turns; empty if they
+            equal the rollout's, and before they are scored.
+        images: computes the tensors of their images; None if there cannot be images.
         has_images: whether a row of any rank has an image.
     """
 
@@ -68,7 +70,7 @@ class RowBatch:
 
     @property
     def others(self) -> list[Branch]:
-        """The conversations of the rows behind the main ones."""
+        """The conversations of the rows after the main ones."""
         return [self.conversations[k][j] for k, j in self.places[len(self.rollouts) :]]
 
     @property
@@ -83,7 +85,7 @@ class RowBatch:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all rows, -1 for padding, as long as nothing is shuffled."""
+        """The numbers of all rows, -1 for padding, before shuffling."""
         return [*range(len(self.places)), *[-1] * self.padding_rows]
 
     def conversation_of(self, row: int) -> Branch | None:
@@ -120,30 +122,30 @@ class RowBatch:
 class ForwardRows(NamedTuple):
     """Rows of a batch that go through a model, in the order of its inputs.
 
-    TRL may cut them into several calls of the model, one after the other.
+    TRL may split them over several consecutive calls of the model.
     """
 
     batch: RowBatch
     numbers: Sequence[int]
-    """Of each row: `batch.places` says which conversation it is; -1 for padding."""
+    """The number of each row, an index into `batch.places`; -1 for padding."""
     weights: Any = None
-    """`(rows,)` factors on the gradients of their logprobs, a tensor; None: there are none."""
+    """`(rows,)` tensor of factors on the gradients of their logprobs; None without factors."""
 
 
 class RowCounts(NamedTuple):
-    """The rows of one rank, without padding, and the most rows that one of its rollouts has."""
+    """The number of rows of one rank, without padding, and the most rows of one of its rollouts."""
 
     rollouts: int
     rows: int
     most: int
     tokens: int
-    """Prompt and sampled tokens of the rows that are not main ones."""
+    """The prompt and sampled tokens of the rows that are not main rows."""
     own_rewards: bool
-    """True if any conversation has a reward of its own."""
+    """True if any conversation has its own reward."""
 
     @classmethod
     def of(cls, batch: RowBatch) -> "RowCounts":
-        """Return the counts that the ranks tell each other."""
+        """Return the counts that the ranks exchange."""
         every = [conversation for of_one in batch.conversations for conversation in of_one]
         columns = [conversation.columns for conversation in batch.others]
         return cls(
@@ -161,13 +163,13 @@ class RowScoring:
 
     Attributes:
         batch: its rows.
-        columns: by the names of `COLUMNS`, lists of all rows; of the main ones, as TRL got them,
-            until `lengthen`.
-        padding_id: the token that padding rows are made of.
+        columns: lists of all rows, by the names of `COLUMNS`; until `lengthen`, only of main rows,
+            as TRL got them.
+        padding_id: the token of padding rows.
         by_agents: whether an agent could have played any of them; the same on all ranks.
         credit: see `make_rollout_func`; the same on all ranks.
         scores_run: for each rollout, whether the rewards of its turns are a running score.
-        own_rewards: whether a conversation of any rank has a reward of its own.
+        own_rewards: whether a conversation of any rank has its own reward.
         rewards: `(rollouts of all ranks, reward functions)`, as TRL computed them.
     """
 
@@ -186,12 +188,12 @@ class RowScoring:
         return self.credit is not None or self.own_rewards
 
     def lengthen(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what TRL's `_generate` returned, with all rows in place of the main ones.
+        """Return the result of TRL's `_generate` with all rows instead of the main ones.
 
-        The lists are found by their identity: where they are in the tuple depends on the version.
+        The lists are found by identity, because their positions in the tuple depend on the version.
 
         Raises:
-            RolloutError: a list is not there.
+            RolloutError: a list is missing.
         """
         if missing := [
             name for name in COLUMNS if not any(part is self.columns[name] for part in returned)
@@ -236,9 +238,9 @@ def rows_of_batch(
 
     Args:
         rollouts: of this rank.
-        takes_all: whether each conversation is a row; otherwise there are main rows alone.
-        can_score: whether a rollout that was measured can get a reward. The others have their main
-            row alone, as those that failed.
+        takes_all: whether each conversation is a row; otherwise there are only main rows.
+        can_score: for each rollout, whether it can get a reward. Other rollouts have only their
+            main row, like failed ones.
         images: see `RowBatch`.
     """
     conversations = []
@@ -253,11 +255,11 @@ def rows_of_batch(
 
 
 def _row_of(conversation: Branch, longest_prompt: int) -> dict[str, list[Any]]:
-    """Return the row of a conversation as TRL takes it.
+    """Return the row of a conversation in TRL's format.
 
     TRL pads prompts and completions to the longest of each. A late fork, whose prompt is nearly the
-    whole conversation, would make all prompts as long as itself; so the part beyond the longest
-    main prompt becomes the beginning of the completion, which trains nothing there.
+    whole conversation, would pad all prompts to its length. So the part beyond the longest main
+    prompt becomes the beginning of the completion, where it is masked.
     """
     columns = conversation.columns
     prompt = columns.prompt_ids.tolist()

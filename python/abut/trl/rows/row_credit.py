@@ -1,7 +1,7 @@
-"""Credit under the trainer: gathers the scored rollouts of all ranks, and spreads what they get.
+"""Credit within the trainer: gathers the scored rollouts of all ranks, and spreads advantages.
 
-The numbers are those of `abut.trl.credit`. A group may be cut by ranks, so every rank computes the
-advantages of all rollouts, and keeps its own.
+`abut.trl.credit` computes the numbers. A group may be split over ranks, so every rank computes the
+advantages of all rollouts and keeps its own.
 """
 
 import logging
@@ -38,7 +38,7 @@ class CreditedRows(NamedTuple):
 
     Attributes:
         of_tokens: of its trained tokens, `(n,)` float64.
-        of_turns: of its own turns, each the mean over its tokens.
+        of_turns: of its own turns, each as the mean over its tokens.
     """
 
     of_tokens: list[Floats]
@@ -48,9 +48,9 @@ class CreditedRows(NamedTuple):
 def advantages_of_rows(
     trainer: Any, scoring: RowScoring, advantages: Sequence[float]
 ) -> CreditedRows:
-    """Return what credit gives the rows of this rank.
+    """Return the advantages that the credit gives the rows of this rank.
 
-    Every rank takes part.
+    All ranks must call it.
 
     Args:
         trainer: a `GRPOTrainer`.
@@ -58,9 +58,9 @@ def advantages_of_rows(
         advantages: TRL's, of this rank's rollouts.
 
     Raises:
-        ValueError: as `credited`; raised on all ranks.
-        RolloutError: a row has other tokens than its turns; or another rank raised.
-        Exception: what `credit` raises; on the other ranks a RolloutError says so.
+        ValueError: as for `credited`; raised on all ranks.
+        RolloutError: the tokens of a row and of its turns differ; or another rank raised.
+        Exception: any error of `credit`; the other ranks raise a RolloutError.
     """
     rewards, batch = rewards_of(trainer, scoring), scoring.batch
     scored = scored_rollouts(scoring, rewards, advantages, env_weight(trainer))
@@ -90,10 +90,10 @@ def _has_reward(rollout: ScoredRollout, conversation: int) -> bool:
 
 
 def _check_scored(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
-    """Refuse rows of this rank that are trained and have no scores of the teacher.
+    """Refuse rows of this rank that would be trained without teacher scores.
 
     Raises:
-        RolloutError: names the rollout and the conversation.
+        RolloutError: there is such a row; names the rollout and the conversation.
     """
     for k, j in scoring.batch.places:
         if not scored[k].conversations[j].turns:
@@ -107,10 +107,10 @@ def _check_scored(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
 
 
 def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
-    """Refuse rows of this rank that train other tokens than their turns have.
+    """Refuse rows of this rank whose trained tokens are not exactly those of their turns.
 
     Raises:
-        RolloutError: names the rollout and the conversation.
+        RolloutError: there is such a row; names the rollout and the conversation.
     """
     for row, (k, j) in enumerate(scoring.batch.places):
         tokens = sum(turn.tokens for turn in scored[k].conversations[j].turns)
@@ -125,10 +125,10 @@ def _check_tokens(scoring: RowScoring, scored: Sequence[ScoredRollout]) -> None:
 
 
 def _check_own_rewards(trainer: Any) -> None:
-    """Refuse settings that have no place for the reward of a conversation; the same on all ranks.
+    """Refuse settings that do not allow rewards of conversations; the same on all ranks.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the setting.
     """
     check_one_reward(trainer, "AgentResult.rewards")
     if not are_of_envs(trainer.reward_funcs):
@@ -163,7 +163,7 @@ def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRol
 
 
 def rewards_of(trainer: Any, scoring: RowScoring) -> list[float | None]:
-    """Return the reward of each rollout of this rank, as TRL weighs its functions; None: no score.
+    """Return the weighted reward of each rollout of this rank; None: no score.
 
     Args:
         trainer: a `GRPOTrainer`.
@@ -190,7 +190,7 @@ def scored_rollouts(
         scoring: their rows.
         rewards: of each rollout.
         advantages: of each rollout.
-        weight: what a turn was paid counts so many times, see `env_weight`.
+        weight: the factor on the rewards of turns, see `env_weight`.
     """
     found = []
     for k, rollout in enumerate(scoring.batch.rollouts):

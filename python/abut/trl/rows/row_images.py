@@ -1,12 +1,12 @@
 """The images of rows, added to the inputs of a model at each forward.
 
-TRL passes on ids and masks alone. A hook on the model finds out which rows it gets, compares their
-ids with the rollouts' own, and adds the pixels and token types of just these rows. So a forward
-holds the pixels of its own rows, whatever the size of a batch, and every forward gets them: those
+TRL passes only ids and masks. A hook on the model determines which rows a call has, compares their
+ids with those of the rollouts, and adds the pixels and token types of just these rows. So a forward
+pass has the pixels of its own rows, whatever the size of a batch, and every forward pass gets them:
 for logprobs of the old policy and of the reference, for the loss and for evaluation.
 
-A model whose parameters or gradients are spread over ranks waits until all of them have gone
-through the vision tower. There, rows without an image get a spare row behind them that has one; the
+A model whose parameters or gradients are sharded over ranks waits until all ranks have run the
+vision tower. In that case rows without an image get an additional spare row with one, and the
 model's output is cut back to the rows that TRL knows.
 """
 
@@ -31,16 +31,17 @@ _HINT = (
 
 @contextmanager
 def images_added(model: Any, rows: ForwardRows, *, in_step: bool) -> Iterator[None]:
-    """Have each call of the model get the images of the next of these rows, in order.
+    """Give each call of the model the images of the next of these rows, in order.
 
     Args:
-        model: as it will be called.
-        rows: go through the model, in one call or in several; their batch has images.
-        in_step: whether other ranks make the same calls, so that none may pass the vision tower by.
+        model: the object that will be called.
+        rows: the rows that will go through the model, in one or several calls; their batch has
+            images.
+        in_step: whether other ranks make the same calls, so that no rank may skip the vision tower.
 
     Raises:
-        RuntimeError: ids are not those of a row; or a row did not go through the model.
-        ImageError: a row has not as many media tokens as its images have features.
+        RuntimeError: the ids differ from those of the row; or a row did not go through the model.
+        ImageError: the number of a row's media tokens is not the number of its images' features.
     """
     passes = _ImagePasses(rows, in_step)
     hooks = [
@@ -56,7 +57,7 @@ def images_added(model: Any, rows: ForwardRows, *, in_step: bool) -> Iterator[No
 
 
 class _ImagePasses:
-    """Calls of a model, one after the other, which together get the rows of `images_added`."""
+    """Consecutive calls of a model, which together get the rows of `images_added`."""
 
     def __init__(self, rows: ForwardRows, in_step: bool) -> None:
         self._batch, self._numbers = rows.batch, rows.numbers
@@ -113,7 +114,7 @@ class _ImagePasses:
     def _checked_spans(
         self, given: dict[str, Any], numbers: Sequence[int]
     ) -> list[Sequence[ImageSpan]]:
-        """Return the images of each row, and take media tokens of other images out of its ids."""
+        """Return the images of each row, and remove media tokens of other images from its ids."""
         ids, mask = given["input_ids"].cpu().numpy(), given["attention_mask"].cpu().numpy() != 0
         spans: list[Sequence[ImageSpan]] = []
         stray = np.zeros(mask.shape, bool)
@@ -144,10 +145,10 @@ class _ImagePasses:
     def _with_spare_row(
         self, given: dict[str, Any], spans: list[Sequence[ImageSpan]]
     ) -> tuple[dict[str, Any], list[Sequence[ImageSpan]]]:
-        """Return the arguments with a row behind the others that has an image.
+        """Return the arguments with an additional last row that has an image.
 
-        Where the row is longer than the others, these get more padding in front: TRL counts what it
-        takes of the output from the end.
+        If that row is longer than the others, they get more padding in front, because TRL slices
+        the output from the end.
         """
         row_ids, span = self._images.spare_row()
         missing = max(0, len(row_ids) - given["input_ids"].shape[1])

@@ -1,7 +1,7 @@
 """Logs and tables of a batch that has more rows than rollouts.
 
-Reward and length metrics and tables are of main rows alone, as without other conversations. All
-other metrics are over all rows, without padding.
+Reward and length metrics and tables cover only main rows, as without other conversations. All other
+metrics cover all rows, without padding.
 """
 
 import logging
@@ -21,20 +21,20 @@ _TABLES = ("prompt", "completion")
 
 
 def tables_of(trainer: Any) -> dict[str, list[Any]]:
-    """Return what TRL's table of completions holds."""
+    """Return the columns of TRL's table of completions."""
     return {name: list(trainer._logs[name]) for name in _TABLES}
 
 
 def refill_tables(
     trainer: Any, before: dict[str, list[Any]], batch: RowBatch, output: dict[str, Any]
 ) -> None:
-    """Have the table hold main rows alone; TRL up to 1.14 decodes all rows into it.
+    """Restrict the table to main rows; TRL up to 1.14 decodes all rows into it.
 
     Args:
         trainer: a `GRPOTrainer`.
         before: the table before this batch.
-        batch: has been scored.
-        output: of TRL, with all rows.
+        batch: the batch that was scored.
+        output: TRL's output, with all rows.
     """
     if not batch.has_others or trl_version() >= TABLES_OF_MAIN_ROWS:
         return
@@ -50,7 +50,7 @@ def refill_tables(
 
 
 def log_images(trainer: Any, columns: Sequence[Mapping[str, Any]]) -> None:
-    """Show the images of the dataset in TRL's table of completions, as TRL does by itself.
+    """Show the images of the dataset in TRL's table of completions, as TRL itself does.
 
     Args:
         trainer: a `GRPOTrainer`.
@@ -68,7 +68,7 @@ def log_rows(trainer: Any, counts: Sequence[RowCounts]) -> None:
     """Log how many rows a rollout has, and count the tokens of all of them.
 
     Args:
-        trainer: a `GRPOTrainer`, which has counted those of main rows.
+        trainer: a `GRPOTrainer`, which has counted the tokens of main rows.
         counts: of each rank.
     """
     metrics = trainer._metrics["train"]
@@ -80,7 +80,7 @@ def log_rows(trainer: Any, counts: Sequence[RowCounts]) -> None:
 
 
 def log_ratios(trainer: Any, ratios: Any) -> None:
-    """Log the importance sampling ratios of whole rows again, without those of padding.
+    """Log the importance sampling ratios of whole rows again, without padding.
 
     Args:
         trainer: a `GRPOTrainer` that samples with vLLM.
@@ -100,14 +100,14 @@ def log_ratios(trainer: Any, ratios: Any) -> None:
 
 
 def warn_of_masked_rows(ratios: Any, trained: Any) -> None:
-    """Warn where a mask over whole rows drops many of the tokens that would be trained.
+    """Warn if a mask over whole rows drops many of the tokens that would be trained.
 
-    The longer a row is, the further the product of its tokens' ratios is from 1, even where each
-    token's is near it.
+    The longer a row is, the further the product of its tokens' ratios is from 1, even if each
+    token's ratio is close to 1.
 
     Args:
         ratios: `(rows,)`, 0 for a row that is masked.
-        trained: `(rows,)` tokens of each.
+        trained: `(rows,)`, the trained tokens of each row.
     """
     total = int(trained.sum())
     zeroed = int(trained[ratios == 0].sum())

@@ -1,7 +1,7 @@
 """The weights of rows, which make a rollout's loss independent of how its tokens are divided.
 
-A loss type says what TRL makes of N rows: a mean over rows, or over tokens. A row's weight turns
-that into what the loss type makes of B rollouts.
+A loss type defines how TRL reduces N rows: a mean over rows, or over tokens. Weights turn this into
+the same reduction over B rollouts.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def row_weights(
         loss_type: of the trainer, one that `check_loss_type` knows.
         trained: `(N,)` trained tokens of each row, after masks of truncated rows.
         rollout_of: `(N,)` the rollout of each row; -1 for padding.
-        rollouts: how many there are on this rank.
+        rollouts: the number of rollouts on this rank.
     """
     tokens, real = trained.to(torch.float64), rollout_of >= 0
     of_rollout = torch.zeros(rollouts, dtype=torch.float64, device=trained.device)
@@ -47,14 +47,14 @@ def row_weights(
 
 
 def check_loss_type(loss_type: str, without: str) -> None:
-    """Refuse a loss type that has no weights.
+    """Refuse a loss type for which abut has no weights.
 
     Args:
         loss_type: of the trainer.
-        without: the end of the hint: how to do without weights.
+        without: the end of the hint: how to train without weights.
 
     Raises:
-        ValueError: nobody knows what this loss type divides by.
+        ValueError: abut does not know the loss type.
     """
     known = TOKENS_VOTE | ROLLOUTS_VOTE | CONSTANTS_DIVIDE
     if loss_type not in known:
@@ -66,9 +66,9 @@ def check_loss_type(loss_type: str, without: str) -> None:
 
 
 def weigh_gradient(logprobs: torch.Tensor, weights: torch.Tensor) -> None:
-    """Multiply the gradient that reaches each row of `logprobs`, and leave the values as they are.
+    """Multiply the gradient of each row of `logprobs` by a weight, without changing the values.
 
-    For a loss with a KL term, which no advantage scales.
+    For a loss with a KL term, which advantages do not scale.
 
     Args:
         logprobs: `(N, T)`, part of a graph.

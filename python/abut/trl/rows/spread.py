@@ -1,4 +1,4 @@
-"""Advantages and weights of rows, from those of rollouts that TRL computed; and their numbers."""
+"""Advantages and weights of rows, from the advantages of rollouts that TRL computed."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,11 @@ from abut.trl.version import COUNTS_ALL_ROWS, trl_version
 
 
 def spread(trainer: Any, scoring: RowScoring, output: dict[str, Any]) -> RowBatch:
-    """Make TRL's output one of rows, and return these with their weights and advantages.
+    """Extend TRL's output from rollouts to rows, and return the rows with weights and advantages.
 
     Args:
         trainer: a `GRPOTrainer`, in training or in evaluation.
-        scoring: the rows that it got, and what it gave their rollouts.
+        scoring: the rows that TRL got, and the scores of their rollouts.
         output: of its `_generate_and_score_completions`, with `advantages` of rollouts; it gets
             the columns of rows.
     """
@@ -56,7 +56,7 @@ def _rollout_of(batch: RowBatch, device: Any) -> torch.Tensor:
 
 
 def _of_tokens(scoring: RowScoring, output: dict[str, Any], found: CreditedRows) -> torch.Tensor:
-    """Return `(N,)`, or `(N, T)` where tokens of a row may differ; 0 for padding."""
+    """Return advantages `(N,)`, or `(N, T)` if tokens of a row may differ; 0 for padding."""
     like = output["advantages"]
     if scoring.credit is None:  # a conversation has one advantage
         firsts = [float(tokens[0]) if len(tokens) else 0.0 for tokens in found.of_tokens]
@@ -78,7 +78,7 @@ def _weighed(
         trainer: a `GRPOTrainer`.
         batch: its rows.
         output: has advantages of rows.
-        trained: `(N,)` trained tokens of each.
+        trained: `(N,)`, the trained tokens of each row.
     """
     rollout_of = _rollout_of(batch, trained.device)
     weights = row_weights(trainer.loss_type, trained, rollout_of, len(batch.rollouts))

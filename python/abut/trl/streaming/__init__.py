@@ -1,1 +1,1 @@
-"""The rollout worker of `AsyncGRPOTrainer`: rollouts that stream while the trainer trains."""
+"""The rollout worker of `AsyncGRPOTrainer`, which plays rollouts while the trainer trains."""

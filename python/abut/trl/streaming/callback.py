@@ -1,7 +1,7 @@
 """The `TrainerCallback` of a rollout worker: saves the position in the dataset in checkpoints.
 
-TRL does that for its own worker alone. The state goes into the `trainer_state.json` of a
-checkpoint, as transformers has it for callbacks, so a checkpoint always has both or neither.
+TRL does this only for its own worker. The state goes into the `trainer_state.json` of a checkpoint,
+which transformers provides for callbacks, so a checkpoint always has both or neither.
 """
 
 import logging
@@ -21,7 +21,7 @@ class Followed(Protocol):
 
     position: DatasetPosition
     epoch_groups: int | None
-    """Training ends after this many groups, where epochs say so."""
+    """Training ends after this many groups, if it ends by epochs."""
     version: int
     step: int | None
 
@@ -30,12 +30,12 @@ class Followed(Protocol):
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was."""
+        """Continue from the position of a checkpoint."""
         ...
 
 
 def position_callback(worker: Followed) -> Any:
-    """Return the callback of one worker, of its own class: transformers restores them by class."""
+    """Return the callback of one worker, of a new class, because transformers restores by class."""
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 
@@ -51,7 +51,7 @@ def position_callback(worker: Followed) -> Any:
             train_dataloader: Any = None,
             **_: Any,
         ) -> None:
-            """Before the worker is started: restore the position, and follow what is trained."""
+            """Restore the position and follow training; called before the worker is started."""
             if not state.is_world_process_zero:
                 return
             if model is not None:
@@ -96,9 +96,9 @@ def position_callback(worker: Followed) -> Any:
 
 
 def groups_of_epochs(args: Any, dataset: Any) -> int | None:
-    """The number of groups after which training ends; None if it ends by steps or nobody knows.
+    """Return the number of groups after which training ends; None: by steps, or unknown.
 
-    Asked before the trainer is made, which puts a number of steps into `args`.
+    Called before the trainer is made, because the trainer sets a number of steps in `args`.
     """
     if args.max_steps > 0 or not hasattr(dataset, "__len__"):
         return None
@@ -107,7 +107,7 @@ def groups_of_epochs(args: Any, dataset: Any) -> int | None:
 
 
 def _on_all_ranks(args: Any, reached: bool) -> bool:
-    """Return the verdict of rank 0, which alone knows what was trained; no rank may stop alone."""
+    """Return the decision of rank 0, which alone knows what was trained, on all ranks."""
     if args.world_size == 1:
         return reached
     from accelerate.utils import broadcast_object_list
@@ -116,7 +116,7 @@ def _on_all_ranks(args: Any, reached: bool) -> bool:
 
 
 def _follow(train_dataloader: Any, collated: Callable[[Any], None]) -> bool:
-    """Note each micro-batch when the trainer collates it; returns whether that is possible."""
+    """Note each micro-batch when the trainer collates it; return whether that is possible."""
     loader = getattr(train_dataloader, "base_dataloader", train_dataloader)
     collate = getattr(loader, "collate_fn", None)
     if not callable(collate):

@@ -1,14 +1,14 @@
-"""How far training has come in its dataset, exact to the row.
+"""The position of training in its dataset, exact to the row.
 
-Invariant: a group is done when each of its rows was trained or can never be, because the trainer
-dropped it as too old, or nothing of the group was scored. A resumed run plays the groups that were
-not done when the checkpoint was written; of a group that was trained in part, the checkpoint keeps
-the other rows. So no row of the dataset is trained twice, and none is lost.
+Invariant: a group is done when each of its rows was trained, or never can be because the trainer
+dropped it as too old or the group was not scored. A resumed run plays the groups that were not done
+when the checkpoint was written; of a group that was trained in part, the checkpoint keeps the other
+rows. So each row of the dataset is trained at most once, and no row is lost.
 
 Rows are numbered as they are pushed. The trainer takes and packs them in that order, so one number
-says which rows were trained: that of the last row in the last micro-batch that was trained. The
-trainer does not report that number. So the micro-batches are seen when they are collated, which is
-one or more ahead of training, and counted when training reports that one is done.
+tells which rows were trained: the number of the last row in the last trained micro-batch. The
+trainer does not report that number. So abut notes micro-batches when they are collated, one or more
+ahead of training, and counts them when training reports that one is done.
 """
 
 import base64
@@ -30,11 +30,11 @@ _ARRAYS = {"input_ids": "<i8", "completion_mask": "<u1", "old_log_probs": "<f4"}
 
 
 class DatasetPosition:
-    """How far the training of one worker has come; all methods may be called on any thread."""
+    """The position of one worker's training; all methods may be called on any thread."""
 
     def __init__(self) -> None:
         self.is_followed = False
-        """True if a callback says what was trained; else no row is kept until it is trained."""
+        """True if a callback reports what was trained; otherwise rows are not kept until then."""
         self._lock = threading.Lock()
         self._first = 0  # of the groups that are not done
         self._done: set[int] = set()  # behind that one
@@ -48,7 +48,7 @@ class DatasetPosition:
 
     @property
     def groups_trained(self) -> int:
-        """How many groups had a row trained, those before the checkpoint included."""
+        """How many groups had a trained row, including those before the checkpoint."""
         with self._lock:
             return self._groups_trained
 
@@ -61,7 +61,7 @@ class DatasetPosition:
             return self._next - 1
 
     def deliver(self, group: int, rows: Sequence[RolloutRow]) -> None:
-        """Note the rows of a group, which are pushed now, in this order."""
+        """Note the rows of a group, which are about to be pushed in this order."""
         if not self.is_followed:
             return
         with self._lock:
@@ -80,7 +80,7 @@ class DatasetPosition:
             self._batches.append(max(numbers, default=0))
 
     def trained(self) -> None:
-        """Note that the trainer has trained the next micro-batch that it had made."""
+        """Note that the trainer has trained the next collated micro-batch."""
         with self._lock:
             if not self._batches:
                 return
@@ -97,7 +97,7 @@ class DatasetPosition:
         """Return the state that a checkpoint keeps, as JSON values.
 
         Args:
-            version: of the trainer's weights, by which the age of rows is told.
+            version: of the trainer's weights, from which the age of rows follows.
         """
         with self._lock:
             kept = [row for _, row in self._rows if row.group_id in self._begun]
@@ -115,12 +115,12 @@ class DatasetPosition:
     def restore(
         self, state: Mapping[str, Any], version: int, *, as_lists: bool
     ) -> list[RolloutRow]:
-        """Go on where a checkpoint was; returns the rows that it has kept, which must be pushed.
+        """Continue from the position of a checkpoint; return its kept rows, which must be pushed.
 
         Args:
-            state: what `state` has returned.
+            state: the result of `state`.
             version: of the weights that sample now.
-            as_lists: as of `rows_of_rollout`.
+            as_lists: see `rows_of_rollout`.
         """
         rows = [_row(each, version, as_lists=as_lists) for each in state["rows"]]
         kept = {row.group_id for row in rows}
@@ -146,7 +146,7 @@ class DatasetPosition:
 
 
 def _metrics_in(examples: Any) -> Iterator[RowMetrics]:
-    """Yield the metrics of all rows that a collator gets, however TRL's version nests them."""
+    """Yield the metrics of all rows that a collator gets, however this TRL version nests them."""
     if isinstance(examples, Mapping):
         if isinstance(metrics := examples.get("metrics"), RowMetrics):
             yield metrics
@@ -198,17 +198,18 @@ def _row(kept: Mapping[str, Any], version: int, *, as_lists: bool) -> RolloutRow
 
 
 class DatasetGroups:
-    """An endless iterator over the groups of a dataset, in its order, again and again.
+    """An endless iterator over the groups of a dataset, in order, epoch after epoch.
 
-    The number of a group says which row it plays, so a resumed run goes on where the other was.
+    The number of a group determines its row, so a resumed run continues where the previous one
+    stopped.
 
     Args:
         dataset: rows, by index (a `Dataset`, a list) or only one after the other (an
             `IterableDataset`).
-        tasks: makes them.
+        tasks: makes the tasks.
         position: says which group is next.
         for_task: completes a task for the engine.
-        generations: how many rollouts a group has.
+        generations: the number of rollouts of a group.
     """
 
     def __init__(

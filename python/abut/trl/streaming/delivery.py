@@ -1,7 +1,7 @@
-"""The delivery of groups that were played: scored, recorded, and pushed as rows for the trainer.
+"""The delivery of played groups: scores, records, and rows for the trainer.
 
-Invariant: a row that is pushed has a score, a token that is trained, and weights that are fresh
-enough. Metrics count all other rows.
+Invariant: a pushed row has a score, a trained token, and fresh enough weights. Metrics count all
+other rows.
 """
 
 import asyncio
@@ -65,13 +65,13 @@ Metrics = dict[str, "float | tuple[float, float]"]
 
 
 class GroupRecords:
-    """Records the rollouts and scores of each group, on whichever thread it ended.
+    """Records the rollouts and scores of each group, on any thread.
 
     Args:
-        recorder: keeps them.
-        run_id: of this run.
-        tokenizer: its name.
-        step: the trainer's, where that is known.
+        recorder: the recorder that keeps them.
+        run_id: the id of the run.
+        tokenizer: the name of the tokenizer.
+        step: the trainer's step, if it is known.
         by_reward: whether the trainer uses advantages.
     """
 
@@ -98,7 +98,7 @@ class GroupRecords:
     def write(
         self, played: Played, scores: GroupScores, advantages: Sequence[Sequence[float | None]]
     ) -> None:
-        """Keep a group. What was kept is flushed when the trainer has made a step.
+        """Record a group. Records are flushed when the trainer has made a step.
 
         Args:
             played: its rollouts.
@@ -106,7 +106,7 @@ class GroupRecords:
             advantages: of their conversations, see `row_advantages`.
 
         Raises:
-            OSError: a group before could not be written.
+            OSError: an earlier group could not be written.
         """
         with self._lock:
             step = self._step()
@@ -128,10 +128,10 @@ class GroupRecords:
                 self._flush()
 
     def close(self) -> None:
-        """Write what is left.
+        """Write the remaining records.
 
         Raises:
-            OSError: it could not be written.
+            OSError: a record could not be written.
         """
         with self._lock:
             self._flush()
@@ -148,11 +148,11 @@ class GroupRecords:
 
 @dataclass(frozen=True)
 class RowRules:
-    """Which rows the trainer takes.
+    """The rules for the rows that the trainer takes.
 
     Attributes:
-        max_staleness: a row whose weights are more versions behind is not pushed.
-        max_tokens: longer rows are not pushed; None pushes all.
+        max_staleness: a row is not pushed if its weights are more than this many versions old.
+        max_tokens: longer rows are not pushed; None: no limit.
         as_lists: whether the trainer takes lists instead of arrays.
     """
 
@@ -166,9 +166,10 @@ class TrainerQueues:
     """The connections between a worker and its trainer.
 
     Attributes:
-        rows: the trainer takes them, and trains them.
-        metrics: the trainer logs them; they are dropped if nobody takes them.
-        position: is told which rows are pushed.
+        rows: the queue of rows, which the trainer trains.
+        metrics: the queue of metrics, which the trainer logs; they are dropped if the trainer does
+            not take them.
+        position: notes which rows are pushed.
     """
 
     rows: RolloutBuffer
@@ -180,14 +181,14 @@ class Delivery:
     """Delivers the groups of one worker.
 
     Args:
-        engine: has played them.
-        route: says which environments there are.
+        engine: the engine that plays them.
+        route: the environments.
         functions: the reward functions.
         queues: take rows and metrics.
-        records: keeps rollouts and scores; None if nobody does.
+        records: records rollouts and scores; None: they are not recorded.
         rules: say which rows are pushed.
         version: of the weights that sample now.
-        distillation: has the rows scored by a teacher; None: rewards judge them.
+        distillation: lets a teacher score the rows; None: rewards judge them.
     """
 
     def __init__(
@@ -214,14 +215,14 @@ class Delivery:
         """The names of extras that any rollout has had."""
         self._pushing = asyncio.Lock()
         self.restored: list[RolloutRow] = []
-        """Rows of a checkpoint, which are pushed before all others."""
+        """The rows of a checkpoint, which are pushed before all others."""
 
     async def deliver(self, batch: Batch, played: Played) -> None:
         """Score a group, and push its rows; waits while the buffer is full.
 
         Raises:
             RolloutError: a reward function raised.
-            OSError: it could not be recorded.
+            OSError: the group could not be recorded.
         """
         tasks, rollouts = [task for task, _ in played], [rollout for _, rollout in played]
         metrics: Metrics = {}
@@ -332,7 +333,7 @@ class Delivery:
         return rows
 
     def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-        """Return the rows with the scores of the teacher, without those that it did not score."""
+        """Return the rows with the teacher's scores, without rows that it did not score."""
         if (distillation := self._distillation) is None:
             return list(rows)
         found = distillation.take(rollouts)
@@ -362,7 +363,7 @@ class Delivery:
     async def _push(
         self, group: int, rows: Sequence[RolloutRow], metrics: Metrics, *, sampled: int
     ) -> None:
-        """Push the rows of a group in order, except those that get too old meanwhile."""
+        """Push the rows of a group in order, except rows that become too old meanwhile."""
         began, waited_s, trained, stale, oversize = 0.0, 0.0, 0, 0, 0
         rules, buffer = self._rules, self._queues.rows
         self._queues.position.deliver(group, rows)

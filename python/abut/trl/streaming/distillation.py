@@ -1,8 +1,8 @@
 """The scores of a teacher for the rows of `AsyncDistillationTrainer`.
 
-Invariant: a row that is pushed has the teacher's candidates at its trained tokens, and at no other
-token. A row that the teacher did not score is not pushed. Checkpoints keep rows without scores, and
-the teacher, which never changes, scores them again.
+Invariant: a pushed row has the teacher's candidates at its trained tokens only. A row that the
+teacher did not score is not pushed. Checkpoints keep rows without scores, and the teacher, which
+never changes, scores them again.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -39,16 +39,16 @@ RowKey = tuple[bytes, bytes]
 
 
 class Distillation:
-    """Has the rows of one worker scored by a teacher.
+    """Lets a teacher score the rows of one worker.
 
     Args:
-        teacher: scores them.
+        teacher: scores the rows.
         args: the trainer's `AsyncDistillationConfig`.
         dataset: is checked for the teacher's names.
         tokenizer: the student's.
 
     Raises:
-        ValueError: the trainer's loss would not be what `args` say.
+        ValueError: the trainer would compute another loss than `args` say.
     """
 
     def __init__(self, teacher: Teacher, args: Any, dataset: Any, tokenizer: Any) -> None:
@@ -70,18 +70,18 @@ class Distillation:
     async def finishing(
         self, *, max_tokens: int | None, vocab_size: int | None
     ) -> AsyncIterator[Callable[[RolloutTask, Rollout], Awaitable[str | None]]]:
-        """Open the teacher; yields what scores a rollout that has ended.
+        """Open the teacher; yield the function that scores a rollout after it has ended.
 
         Args:
-            max_tokens: of the longest row; None if nobody knows.
-            vocab_size: of the student's model; None takes that of its tokenizer.
+            max_tokens: the length of the longest row; None if unknown.
+            vocab_size: of the student's model; None: of its tokenizer.
         """
         self._vocab_size = vocab_size or len(self._tokenizer)
         async with opened(self._teacher, Student(self._tokenizer, self.top_k, max_tokens)):
             yield self._finish
 
     async def _finish(self, task: RolloutTask, rollout: Rollout) -> str | None:
-        """Score the rows of a rollout, and return an error of what was not scored."""
+        """Score the rows of a rollout, and return an error text about rows that were not scored."""
         name = teacher_name(self._teacher, task.columns)
         if not can_be_scored(rollout):
             return None
@@ -100,14 +100,14 @@ class Distillation:
         return scores.lost
 
     def take(self, rollouts: Sequence[Rollout]) -> Mapping[RowKey, TeacherScores]:
-        """Return the scores of the rows of a group, which are kept no longer."""
+        """Return the scores of the rows of a group, and forget them."""
         found: dict[RowKey, TeacherScores] = {}
         for rollout in rollouts:
             found |= self._found.pop(rollout.rollout_id, {})
         return found
 
     async def score_again(self, row: RolloutRow) -> TeacherScores | None:
-        """Return the scores of a row of a checkpoint; None: the teacher did not score it."""
+        """Return the scores of a row of a checkpoint; None if the teacher did not score it."""
         ids, mask = np.asarray(row.input_ids), np.asarray(row.completion_mask)
         # The run that wrote the checkpoint may have called its only teacher by another name.
         name = teacher_name(self._teacher, {TEACHER_ID: row.teacher_id})
@@ -124,12 +124,13 @@ class Distillation:
 
 
 def candidates(args: Any) -> int:
-    """Return the `top_k` that the teacher is asked for: what the loss takes, and no more.
+    """Return the `top_k` to request from the teacher: exactly what the loss needs.
 
-    TRL asks for `teacher_top_k` whatever `beta` is, and then takes the first and the drawn one.
+    TRL requests `teacher_top_k` whatever `beta` is, and may then use only the first and the drawn
+    one.
 
     Raises:
-        ValueError: the loss would be 0, or another one.
+        ValueError: the loss would always be 0, or `top_k` is too small for it.
     """
     if args.teacher_top_k < 0:
         raise ValueError(f"teacher_top_k={args.teacher_top_k}: must be at least 0")
@@ -171,7 +172,7 @@ def with_scores(row: RolloutRow, scores: TeacherScores, *, as_lists: bool) -> Di
 
 
 def row_key(row: RolloutRow) -> RowKey:
-    """Return the ids and the mask of a row, which its scores belong to."""
+    """Return the ids and the mask of a row, which identify its scores."""
     return _key(np.asarray(row.input_ids), np.asarray(row.completion_mask))
 
 

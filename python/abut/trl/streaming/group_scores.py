@@ -1,8 +1,8 @@
-"""The scores of a group: the rewards, and the advantages that follow from them.
+"""The scores of a group: its rewards, and the advantages computed from them.
 
 Invariant: an advantage is finite and equals that of TRL's own worker: over the scored rollouts of a
-group, (reward - mean) / (std + 1e-8) with the population's standard deviation. Conversations with a
-reward of their own are compared in the same way, those of each name with one another.
+group, (reward - mean) / (std + 1e-8) with the population's standard deviation. Conversations with
+their own reward are compared in the same way, within each name.
 """
 
 import math
@@ -21,20 +21,20 @@ from abut.trl.rewards import is_async_reward, is_reward_model, reward_name
 RewardFunction = Callable[..., Any]
 _LARGEST = 1e100
 _LEAST = 1e-8
-"""TRL's: what its worker adds to a standard deviation."""
+"""The number that TRL's worker adds to a standard deviation."""
 
 
 class GroupScores(NamedTuple):
     """The scores of one group, in the order of its rollouts."""
 
     by_function: Mapping[str, Sequence[float | None]]
-    """None: the function gave none."""
+    """The rewards by function; None: the function gave no reward."""
     rewards: Sequence[float | None]
-    """Their sums; None: nothing scored the rollout."""
+    """The sums of rewards; None: no function scored the rollout."""
     advantages: Sequence[float]
-    """0.0 where there is no reward."""
+    """The advantages; 0.0 where there is no reward."""
     mean: float
-    """NaN where nothing is scored."""
+    """The mean reward; NaN if no rollout was scored."""
     std: float
 
 
@@ -67,12 +67,13 @@ async def scores_of(
     can_be_scored: Sequence[bool],
     on_loop: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
 ) -> GroupScores:
-    """Ask the functions for the rewards of a group.
+    """Compute the rewards of a group.
 
     Args:
         functions: each is called once, with the columns; a synchronous one on a thread.
         columns: the arguments of each call, one value for each rollout.
-        can_be_scored: whether each rollout can; the others get no reward, whatever a function says.
+        can_be_scored: whether each rollout can be scored; other rollouts get no reward, whatever a
+            function returns.
         on_loop: runs asynchronous functions, on the loop of environments.
 
     Raises:
@@ -120,7 +121,7 @@ class RowAdvantages(NamedTuple):
     """The advantages of the rows of a group."""
 
     advantages: list[list[float | None]]
-    """`[rollout][conversation]`; None: it is not a row."""
+    """The advantages, `[rollout][conversation]`; None: the conversation is not a row."""
     alone: list[bool]
     """For each rollout, whether one of its conversations has the advantage 0 because no other
     rollout of the group has a reward to compare with."""
@@ -133,14 +134,14 @@ def row_advantages(
 ) -> RowAdvantages:
     """Return one advantage for each conversation of a group.
 
-    A conversation with a reward of its own is judged by that alone, against the conversations of
-    its name in the other rollouts, by the baseline of `abut.trl.Returns`. The others share the
-    advantage of their rollout.
+    A conversation with its own reward is judged by that reward alone, compared with the
+    conversations of the same name in the other rollouts, with the baseline of `abut.trl.Returns`.
+    Other conversations have the advantage of their rollout.
 
     Args:
         conversations: of each rollout, see `conversations_of`.
         scores: of the rollouts.
-        can_be_scored: whether each rollout can; the others have no rows.
+        can_be_scored: whether each rollout can be scored; other rollouts have no rows.
     """
     found: list[list[float | None]] = []
     paths: dict[str | None, list[PathReturns]] = defaultdict(list)
@@ -168,7 +169,7 @@ def row_advantages(
 
 
 def _scale_of(rewards: Iterable[float]) -> float:
-    """Return what rewards are divided by, which changes no ratio: above 1e154 squares overflow."""
+    """Return a divisor of rewards that keeps their ratios: above 1e154 squares overflow."""
     return max(1.0, max(map(abs, rewards), default=0.0) / _LARGEST)
 
 

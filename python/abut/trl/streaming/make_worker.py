@@ -1,7 +1,7 @@
 """The workers of TRL's asynchronous trainers, from their arguments.
 
-Invariant: what could not be trained is refused here, before a model is loaded, wherever the
-arguments say so.
+Invariant: settings that could not be trained are refused here, before a model is loaded, as far as
+the arguments show them.
 """
 
 import math
@@ -50,7 +50,7 @@ def make_rollout_worker(
     gateway: Gateway | None = None,
     credit: object = None,
 ) -> RolloutWorker:
-    """Return a `rollout_worker` for `AsyncGRPOTrainer`, whose callback belongs to it.
+    """Return a `rollout_worker` for `AsyncGRPOTrainer`, which also needs its callback.
 
     ```python
     worker = make_rollout_worker(Env, args=args, train_dataset=rows, processing_class=tokenizer)
@@ -58,26 +58,28 @@ def make_rollout_worker(
     ```
 
     Args:
-        env: as of `make_rollout_func`.
+        env: as for `make_rollout_func`.
         args: the trainer's `AsyncGRPOConfig`, the same object.
-        train_dataset: has the column `prompt`; its rows are played in order, again and again.
+        train_dataset: the dataset, with a column `prompt`; its rows are played in order, epoch
+            after epoch.
         processing_class: the trainer's tokenizer, or a processor that holds one.
         config: limits and policies; None takes the defaults, and `args.request_timeout` for a turn.
         reward_funcs: one or several, called with each group as `GRPOTrainer` calls them with a
             batch; their rewards are added.
-        processor: None derives one from the tokenizer's chat template.
-        sampler: "auto" asks the vLLM servers that get the trainer's weights.
-        base_urls: of these servers, with "auto"; None takes `args.vllm_server_base_url`.
-        system_prompt: for prompts that have no system message.
-        recorder: as of `make_rollout_func`.
-        gateway: as of `make_rollout_func`.
-        credit: refused, because an asynchronous row has one advantage.
+        processor: writes the conversations; None derives one from the tokenizer's chat template.
+        sampler: draws the turns; "auto" uses the vLLM servers that get the trainer's weights.
+        base_urls: the addresses of these servers, with "auto"; None takes
+            `args.vllm_server_base_url`.
+        system_prompt: put before each prompt; the prompts must not have system messages.
+        recorder: as for `make_rollout_func`.
+        gateway: as for `make_rollout_func`.
+        credit: must be None, because an asynchronous row has only one advantage.
 
     Raises:
-        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone: `credit`, a
+        TypeError: an argument has a wrong type, or works only with `make_rollout_func`: `credit`, a
             `config.branch` that leaves conversations out, and a `processor` with images.
-        ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents are
-            given what writes conversations.
+        ValueError: `sampler` is an unknown name, `env` or `reward_funcs` is empty, or agents get a
+            `system_prompt` or a processor of plain text.
         MissingExtraError: TRL is not installed, or older than 1.11.
     """
     _check_version("make_rollout_worker", stacklevel=3)
@@ -135,7 +137,7 @@ def make_distillation_worker(
     gateway: Gateway | None = None,
     credit: object = None,
 ) -> RolloutWorker:
-    """Return a `rollout_worker` for `AsyncDistillationTrainer`, whose callback belongs to it.
+    """Return a `rollout_worker` for `AsyncDistillationTrainer`, which also needs its callback.
 
     ```python
     worker = make_distillation_worker(Env, args=args, train_dataset=rows, processing_class=tok)
@@ -143,28 +145,29 @@ def make_distillation_worker(
     ```
 
     Args:
-        env: as of `make_rollout_func`.
+        env: as for `make_rollout_func`.
         args: the trainer's `AsyncDistillationConfig`, the same object.
-        train_dataset: as of `make_rollout_worker`; with several teachers, its column `teacher_id`
-            names the one that scores a row.
-        processing_class: the student's tokenizer, which is the teacher's too.
-        teacher: scores each row when its rollout has ended; None asks the servers of
+        train_dataset: as for `make_rollout_worker`; with several teachers, its column `teacher_id`
+            names the teacher of a row.
+        processing_class: the student's tokenizer; the teacher must have the same.
+        teacher: scores each row after its rollout has ended; None uses the servers in
             `args.teacher_server_urls`.
         rollouts_per_prompt: how often each row of the dataset is played.
-        config: as of `make_rollout_worker`.
+        config: as for `make_rollout_worker`.
         reward_funcs: for metrics only; None logs the environment's own reward.
-        processor: as of `make_rollout_worker`.
-        sampler: as of `make_rollout_worker`.
-        base_urls: of the student's servers, as of `make_rollout_worker`.
-        system_prompt: as of `make_rollout_worker`.
-        recorder: as of `make_rollout_func`.
-        gateway: as of `make_rollout_func`.
-        credit: refused, because the teacher's scores are all that is trained.
+        processor: as for `make_rollout_worker`.
+        sampler: as for `make_rollout_worker`.
+        base_urls: the student's servers, as for `make_rollout_worker`.
+        system_prompt: as for `make_rollout_worker`.
+        recorder: as for `make_rollout_func`.
+        gateway: as for `make_rollout_func`.
+        credit: must be None, because distillation trains only on the teacher's scores.
 
     Raises:
-        TypeError: an argument has a wrong type, or is for `make_rollout_func` alone.
-        ValueError: as `make_rollout_worker`; or the loss would not be what `args` say: no tail with
-            `beta=1`, another temperature than the teacher's, names that the teacher does not have.
+        TypeError: an argument has a wrong type, or works only with `make_rollout_func`.
+        ValueError: as for `make_rollout_worker`; or the trainer would compute another loss than
+            `args` say: `beta=1` without a tail bucket, a temperature that is not the teacher's, or
+            names that the teacher does not have.
         MissingExtraError: TRL is not installed, or older than 1.11.
     """
     _check_version("make_distillation_worker", stacklevel=3)
@@ -259,13 +262,13 @@ def _checked(
 
 
 def _count_rows(args: Any, dataset: Any, rollouts_per_prompt: int, *, has_agents: bool) -> None:
-    """Set `args.max_steps` where TRL would take one row for a prompt, and end too early.
+    """Set `args.max_steps` if TRL would end too early, because it counts one row per prompt.
 
-    The callback ends training when each prompt was trained, so this is a bound, and what a
-    learning rate falls over.
+    The callback ends training when each prompt was trained, so this is an upper bound, and the
+    length of the learning rate schedule.
 
     Raises:
-        ValueError: the learning rate falls over steps that nobody can count.
+        ValueError: the schedule of the learning rate needs a number of steps that is unknown.
     """
     if args.max_steps > 0 or not hasattr(dataset, "__len__"):
         return

@@ -1,6 +1,6 @@
 """The queue between a rollout worker and its trainer.
 
-Invariant: a push that has failed is tried again as soon as a row was taken since.
+Invariant: a failed push is tried again as soon as a row was taken.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ class RolloutBuffer(queue.Queue[Any]):
     """
 
     def __init__(self, maxsize: int) -> None:
-        """Make a buffer for at most `maxsize` rows; 0 is no limit."""
+        """Make a buffer for at most `maxsize` rows; 0 means no limit."""
         super().__init__(maxsize)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Event | None = None
@@ -35,12 +35,12 @@ class RolloutBuffer(queue.Queue[Any]):
         return True
 
     async def room(self) -> None:
-        """Wait until something was taken since `push` failed, or `wake` was called."""
+        """Wait until a row was taken since `push` failed, or `wake` was called."""
         assert self._room is not None
         await self._room.wait()
 
     def wake(self) -> None:
-        """Have the loop that waits for room try again; from any thread."""
+        """Make the loop that waits for room try again; may be called on any thread."""
         if self._loop is not None and self._room is not None:
             try:
                 self._loop.call_soon_threadsafe(self._room.set)

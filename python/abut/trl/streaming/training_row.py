@@ -1,8 +1,8 @@
 """The rows that asynchronous trainers train: one for each branch of a rollout.
 
 Invariant: over the rows of a rollout, each token that was sampled and delivered is trained once,
-with the logprob that it was drawn with. A row has a token that is trained, and the version of the
-oldest weights that sampled one.
+with the logprob that it was drawn with. A row has a trained token, and the version of the oldest
+weights that sampled one of its tokens.
 """
 
 import time
@@ -29,24 +29,24 @@ class RowMetrics(dict[str, float]):
 
 @dataclass(eq=False)
 class RolloutRow:
-    """A row as the trainer takes it from the buffer, by TRL's own names."""
+    """A row in the buffer, with TRL's own field names."""
 
     prompt: Sequence[Message]
     completion: Sequence[Message]
     input_ids: Any
-    """`(T,)` int64, prompt and completion; a list for TRL before 1.16, as the next two."""
+    """`(T,)` int64, prompt and completion; a list for TRL before 1.16, like the next two."""
     completion_mask: Any
-    """`(T,)` int64, 1: trained."""
+    """`(T,)` int64, 1 for trained tokens."""
     old_log_probs: Any
-    """`(T,)` float32, nats; 0.0 where nothing is trained."""
+    """`(T,)` float32, nats; 0.0 for tokens that are not trained."""
     advantage: float
     model_version: int
     group_id: int
     metrics: RowMetrics = field(default_factory=RowMetrics)
     enqueued_at: float | None = None
-    """Seconds since 1970, when it was pushed."""
+    """The time at which it was pushed, in seconds since 1970."""
     teacher_id: str = ""
-    """The name of the teacher that scores it; empty: none does."""
+    """The name of the teacher that scores it; empty without a teacher."""
 
     def enqueued(self) -> "RolloutRow":
         """Return the same row, marked as pushed now."""
@@ -55,28 +55,29 @@ class RolloutRow:
 
     @property
     def trained_tokens(self) -> int:
-        """The number of tokens that the loss is taken over."""
+        """The number of tokens in the loss."""
         return int(np.sum(self.completion_mask))
 
 
 @dataclass(eq=False)
 class DistillationRow(RolloutRow):
-    """A row as `AsyncDistillationTrainer` takes it, which needs no advantage and no logprobs."""
+    """A row for `AsyncDistillationTrainer`, which does not need advantages or logprobs."""
 
     teacher_topk_ids: Any = None
-    """`(T, W)` int64: the teacher's candidates for each token, -1 where there is none; for TRL
-    before 1.16 a list for each token, of candidates only."""
+    """`(T, W)` int64: the teacher's candidates for each token, -1 for padding; for TRL before 1.16
+    a list for each token, without padding.
+    """
     teacher_topk_logprobs: Any = None
-    """`(T, W)` float32, nats; -inf where there is no candidate."""
+    """`(T, W)` float32, nats; -inf for padding."""
 
     @property
     def prompt_id(self) -> int:
-        """The number of its prompt, counting on over epochs; TRL takes it from 1.13 on."""
+        """The number of its prompt, counted over all epochs; used by TRL 1.13 and later."""
         return self.group_id
 
 
 def can_be_scored(rollout: Rollout) -> bool:
-    """Return whether the rollout can be scored: one that failed or was ended early cannot."""
+    """Return whether the rollout can be scored: a rollout that failed or was ended early cannot."""
     ended_early = rollout.failed or rollout.stop_reason is StopReason.STALE
     return rollout.columns is not None and rollout.measured and not ended_early
 
@@ -91,14 +92,14 @@ def rows_of_rollout(
     as_lists: bool,
     teacher_id: str = "",
 ) -> list[RolloutRow]:
-    """Return the rows of a rollout; none if nothing of it can be trained.
+    """Return the rows of a rollout; empty if no part of it can be trained.
 
     Args:
-        rollout: that has a score.
-        advantages: of its `conversations_of`; None: this one is not a row.
+        rollout: one that has a score.
+        advantages: one for each of its `conversations_of`; None: that conversation is not a row.
         group_id: of its group.
-        metrics: of all its rows; each gets its own.
-        version: of rows whose weights are not known.
+        metrics: shared by all its rows; each gets a copy.
+        version: the version of rows whose weights are unknown.
         as_lists: whether the trainer takes lists instead of arrays.
         teacher_id: of its rows.
     """
@@ -130,11 +131,11 @@ def rows_of_rollout(
 def recorded_rows(
     rollout: Rollout, advantages: Sequence[float | None], *, by_reward: bool
 ) -> list[dict[str, Any]]:
-    """Return the rows of a rollout as `score_record` takes them.
+    """Return the rows of a rollout in the format of `score_record`.
 
     Args:
-        rollout: that was played.
-        advantages: of its `conversations_of`; None: this one is not a row.
+        rollout: one that was played.
+        advantages: one for each of its `conversations_of`; None: that conversation is not a row.
         by_reward: whether the trainer uses advantages.
     """
     conversations = conversations_of(rollout)

@@ -1,7 +1,7 @@
-"""The `rollout_worker` of TRL's asynchronous trainers: rollouts that stream, beside training.
+"""The `rollout_worker` of TRL's asynchronous trainers, which plays rollouts during training.
 
-Invariant: the trainer waits only while there are no rows, and rollouts only while the buffer is
-full.
+Invariant: the trainer waits only while there are no rows, and rollouts wait only while the buffer
+is full.
 """
 
 import asyncio
@@ -56,16 +56,16 @@ _JUDGED = 32
     hint="call make_rollout_worker in the process that trains",
 )
 class RolloutWorker:
-    """The `rollout_worker` of an asynchronous trainer; nothing runs before `start`.
+    """The `rollout_worker` of an asynchronous trainer; it runs from `start` to `stop`.
 
     Attributes:
         rollout_buffer: the rows, which the trainer takes.
         metrics_queue: the metrics, which the trainer logs.
         callback: for the trainer's `callbacks`: saves and restores the position in the dataset.
-        position: how far training has come in the dataset.
-        version: of the weights that sample now.
-        step: the trainer's, where the callback says it.
-        epoch_groups: training ends after this many groups, where epochs say so.
+        position: the position of training in the dataset.
+        version: of the weights that are sampling.
+        step: the trainer's step, if the callback reports it.
+        epoch_groups: training ends after this many groups, if it ends by epochs.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class RolloutWorker:
     # ---- what the trainer calls
 
     def start(self) -> None:
-        """Begin to play; returns at once.
+        """Begin to play; return immediately.
 
         Raises:
             TemplateError: the chat template cannot be used.
-            ValueError: settings under which nothing can be played.
+            ValueError: the settings do not allow rollouts.
         """
         if self._thread is not None:
             logger.warning("the rollout worker is already running")
@@ -122,7 +122,7 @@ class RolloutWorker:
             logger.warning(
                 "the trainer does not have the rollout worker's callback, so a run resumed from "
                 "a checkpoint will start again at the first row of the dataset\n"
-                "hint: pass callbacks=[worker.callback] to the trainer, beside "
+                "hint: pass callbacks=[worker.callback] to the trainer, together with "
                 "rollout_worker=worker"
             )
         engine, self._stream = self._build()
@@ -133,7 +133,7 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End all rollouts, and write their records; does nothing if the worker does not run."""
+        """End all rollouts, and write their records; no effect if the worker is not running."""
         thread, self._thread = self._thread, None
         if thread is None or self._stream is None:
             return
@@ -149,14 +149,14 @@ class RolloutWorker:
             logger.warning("the rollout worker failed: %s", text_of(self._error))
 
     def update_model_version(self, model_version: int) -> None:
-        """Note which weights sample from now on, and end the rollouts that are too old by then."""
+        """Note that new weights sample from now on, and end rollouts that have become too old."""
         self.version = model_version
         if self._stream is not None:
             self._stream.update_version(model_version)
         self.rollout_buffer.wake()  # a row that waits may be too old now
 
     def check_health(self, stale_after_s: float) -> None:
-        """Check that the worker still plays; the trainer asks while it has no rows.
+        """Check that the worker is running; the trainer calls this while it has no rows.
 
         Args:
             stale_after_s: how long the worker's loop may take to answer.
@@ -190,7 +190,7 @@ class RolloutWorker:
         self._model_limits = ModelLimits.of(model)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep the state of a checkpoint, from which `start` goes on."""
+        """Keep the state of a checkpoint, from which `start` continues."""
         self._restored = state
 
     # ---- playing
@@ -266,7 +266,7 @@ class RolloutWorker:
         return engine, stream
 
     def _finishing(self, engine: Engine) -> Finishing | None:
-        """Return what has the teacher score each rollout; None without a teacher."""
+        """Return the function that lets the teacher score each rollout; None without a teacher."""
         if (distillation := self._distillation) is None:
             return None
         # Asked when the stream begins: the student's servers say how much they hold.
@@ -294,7 +294,7 @@ class RolloutWorker:
 
 
 def _at_once(args: Any) -> int:
-    """Return how many rollouts are in flight: as `args` says, or as many as TRL's default."""
+    """Return the number of rollouts in flight: from `args`, or TRL's default."""
     if args.max_inflight_tasks > 0:
         return int(args.max_inflight_tasks)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps

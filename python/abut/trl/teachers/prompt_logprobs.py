@@ -1,7 +1,7 @@
 """A parser of the `prompt_logprobs` in vLLM's answers.
 
 An answer covers every position of the row, including those of the prompt and the environment, and
-has a text for each candidate: 20 MB for 32,000 tokens with 8 candidates. It is parsed position by
+has the text of each candidate: 20 MB for 32,000 tokens with 8 candidates. It is parsed position by
 position, on a thread, because `json.loads` holds the GIL until it has parsed the whole answer. It
 blocked the event loop for 0.4 s and more. Position by position, the loop is late by 0.02 s, and
 parsing takes about as long in total.

@@ -25,7 +25,7 @@ _QUICK = 20_000
 
 
 class TeacherScores(NamedTuple):
-    """The scores that a teacher gives `n` positions of a row.
+    """A teacher's scores of `n` positions of a row.
 
     Candidates are padded with id -1 and logprob -inf.
     """
@@ -43,8 +43,9 @@ class Teacher(Protocol):
     """A model that scores the student's tokens. It never changes during a run.
 
     A teacher may also have these attributes: `names`, a tuple of the teacher names that it accepts;
-    `temperature`, that of its softmax (1 without the attribute); and `open(student)`, which returns
-    an asynchronous context manager. If it exists, `score` is called only inside that context.
+    `temperature`, the temperature of its softmax (1 without the attribute); and `open(student)`,
+    which returns an asynchronous context manager. If it exists, `score` is called only inside that
+    context.
     """
 
     async def score(
@@ -57,8 +58,8 @@ class Teacher(Protocol):
             positions: `(n,)`, ascending, from 1: positions of the tokens to score. The token at
                 position `p` is scored given `ids[:p]`.
             top_k: how many of the most likely candidates to return for each position. The drawn
-                token is returned as well if it is not one of them.
-            name: the name of the teacher that the row asks for.
+                token is returned too if it is not among them.
+            name: the name of the row's teacher.
 
         Returns:
             Scores with a `W` of at most `top_k + 1`. Candidates may be in any order and have NaN,
@@ -117,8 +118,9 @@ async def score_row(
         ids: `(T,)`, the whole row.
         positions: `(n,)`, as in `Teacher.score`.
         top_k: as in `Teacher.score`.
-        name: the name of the teacher that the row asks for.
-        vocab_size: the student's; candidates with larger ids are dropped. None drops none.
+        name: the name of the row's teacher.
+        vocab_size: the student's; candidates with larger ids are dropped. None: no candidates are
+            dropped.
 
     Returns:
         Scores with `W = top_k + 1`.
@@ -247,7 +249,7 @@ def teacher_name(teacher: Teacher, columns: Mapping[str, Any]) -> str:
     """Return the name of the teacher of a row: its `teacher_id`, or the only name there is.
 
     Raises:
-        ValueError: there are several, and the row names none of them.
+        ValueError: there are several teachers, and the row does not name one of them.
     """
     names = names_of(teacher)
     if len(names) == 1:
@@ -259,7 +261,7 @@ def teacher_name(teacher: Teacher, columns: Mapping[str, Any]) -> str:
 
 
 def names_of(teacher: Teacher) -> tuple[str, ...]:
-    """Return the names that a teacher accepts; `("default",)` if it has no `names`."""
+    """Return the names that a teacher accepts; `("default",)` if it does not have `names`."""
     return tuple(getattr(teacher, "names", None) or ("default",))
 
 
@@ -270,7 +272,7 @@ def check_names(teacher: Teacher, dataset: Any, names: Iterable[str] | None = No
         teacher: the teacher whose names are accepted.
         dataset: a `datasets` dataset. If its columns cannot be read in advance, each row is checked
             when it is played.
-        names: the names that the trainer knows; None if it knows none.
+        names: the names that the trainer knows; None if it has no names.
 
     Raises:
         ValueError: the names of the dataset or the trainer do not match the teacher's.

@@ -1,4 +1,4 @@
-"""A teacher behind vLLM servers.
+"""A teacher served by vLLM.
 
 Invariant: abut sends rows to a server only after checking that the server has the student's
 tokenizer, has room for the longest row, and returns as many candidates as the loss needs.
@@ -73,7 +73,7 @@ class _Named:
         """Wait until a server passes its checks.
 
         Raises:
-            TeacherUnavailable: no server did within `give_up_s`.
+            TeacherUnavailable: no server passed its checks within `give_up_s`.
             TeacherError: a server cannot score the student.
         """
         try:
@@ -215,7 +215,7 @@ class _Named:
             )
 
     async def _check_tokenizer(self, server: "FleetServer", where: str) -> list[int]:
-        """Compare the server's tokens of a text with the student's, and return them.
+        """Compare the server's tokens of a test string with the student's, and return them.
 
         With another vocabulary of the same size, the server would silently score other tokens.
         """
@@ -247,7 +247,7 @@ class _Named:
     hint="send the arguments, and make the teacher in the other process",
 )
 class VllmTeacher:
-    """A teacher behind one or more `vllm serve` servers; several may serve the same model.
+    """A teacher on one or more `vllm serve` servers; several may serve the same model.
 
     Each row is one request to a healthy server of the row's teacher name. If a server fails, the
     request goes to another one, or to the same one after a pause, until `give_up_s` has passed.
