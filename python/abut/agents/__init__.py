@@ -1,7 +1,7 @@
-"""Agents: programs that run their own loop, and ask the policy at an OpenAI-compatible endpoint.
+"""Agents: programs that run their own loop and call the policy at an OpenAI-compatible endpoint.
 
-Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
-the gateway, which keeps what was said exact to the token.
+Invariant: an agent never sees tokens and the policy never sees the agent; between them is the
+gateway, which keeps each conversation exact to the token.
 """
 
 from abut.agents.dataset_agent import Serving

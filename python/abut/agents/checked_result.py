@@ -1,6 +1,6 @@
-"""Checks of what agents return.
+"""Checks of the results of agents.
 
-Invariant: a result that passes has rewards that are finite or None.
+Invariant: rewards in a checked result are finite or None.
 """
 
 import math
@@ -23,14 +23,14 @@ def result_of(
     """Return an agent's result, with rewards that are finite or None.
 
     Args:
-        returned: by `run`.
-        name: what errors call the agent.
-        where: the place of its code, for the error.
-        on_nan: called where a reward is not finite, which few mean.
-        nan: what such a reward becomes.
+        returned: the result of `run`.
+        name: the name of the agent in errors.
+        where: the location of its code, for the error.
+        on_nan: called for a reward that is not finite, which is rarely intended.
+        nan: the value that replaces such a reward.
 
     Raises:
-        EnvError: it is no reward.
+        EnvError: the result is not a reward.
     """
     result = returned if isinstance(returned, AgentResult) else AgentResult(returned)
 
@@ -72,7 +72,7 @@ def score_of(
     """Return a reward of `what` as a float, or None; see `result_of`.
 
     Raises:
-        TypeError: it is not a number.
+        TypeError: it is neither a number nor None.
     """
     try:
         number = None if value is None else float(value)

@@ -1,7 +1,7 @@
-"""Settings by which clients find an endpoint: variables of the environment, options of Codex.
+"""Settings by which clients find an endpoint: environment variables, and options of Codex.
 
-Invariant: what is set here sends a client's calls to the endpoint, and turns off its telemetry as
-far as variables and options can. gemini-cli needs a settings file besides.
+Invariant: these settings send a client's calls to the endpoint, and turn off its telemetry as far
+as variables and options can. gemini-cli also needs a settings file.
 """
 
 import json
@@ -13,7 +13,7 @@ ClientKind: TypeAlias = Literal[
 ]
 
 KNOWN_MODELS = {"claude-code": "claude-sonnet-4-5", "codex": "gpt-5.5-codex"}
-"""A model that each program knows: it has another prompt for models that it does not know."""
+"""A model name that each program knows, because unknown models get another prompt."""
 
 
 def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -> dict[str, str]:
@@ -21,9 +21,9 @@ def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -
 
     Args:
         kind: the client.
-        base_url: for clients of OpenAI's protocols, with `/v1`.
-        root_url: for those of others, which put their version behind it themselves.
-        api_key: opens both.
+        base_url: the address for clients of OpenAI's protocols, with `/v1`.
+        root_url: the address for other clients, which append the version themselves.
+        api_key: the key for both.
 
     Raises:
         ValueError: there is no such kind.
@@ -62,7 +62,7 @@ def variables_of(kind: ClientKind, base_url: str, root_url: str, api_key: str) -
 
 
 def codex_args(base_url: str, max_context_tokens: int | None) -> list[str]:
-    """Return the options of Codex, see `Endpoint.codex_args`."""
+    """Return the options for Codex, see `Endpoint.codex_args`."""
     # Codex reads values as TOML; JSON writes texts, booleans and numbers as TOML does.
     settings = _paths_of(codex_settings(base_url, max_context_tokens))
     values = [f"{path}={json.dumps(value)}" for path, value in settings]
@@ -70,7 +70,7 @@ def codex_args(base_url: str, max_context_tokens: int | None) -> list[str]:
 
 
 def codex_settings(base_url: str, max_context_tokens: int | None) -> dict[str, Any]:
-    """Return what a `config.toml` of Codex has to say, as nested tables."""
+    """Return the settings of a `config.toml` for Codex, as nested tables."""
     provider = {
         "name": "abut",
         "base_url": base_url,

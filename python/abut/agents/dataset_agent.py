@@ -1,8 +1,8 @@
 """Parts of agents that bring their own datasets: rows, scores, logs, and serving for a whole run.
 
-Invariant: a row comes out of the dataset exactly as it went in, because the dataset holds it as one
-JSON text; Arrow columns would add a null for each key that only other rows have. A score that is
-missing or not finite is None, never 0.0.
+Invariant: a row comes out of the dataset exactly as it went in, because the dataset stores it as
+one JSON string; Arrow columns would add a null for each key that only other rows have. A score that
+is missing or not finite is None, never 0.0.
 """
 
 import math
@@ -20,7 +20,7 @@ from abut.envs.task import RolloutTask
 T = TypeVar("T")
 
 _PREVIEW_CHARS = 2000
-"""Enough for TRL's tables of completions; a prompt with a whole book would fill the terminal."""
+"""Enough for TRL's tables of completions; a prompt with a whole book would flood the terminal."""
 
 Scores: TypeAlias = Mapping[str, float | None]
 RewardChoice: TypeAlias = str | Callable[[Scores], float | None] | None
@@ -161,8 +161,8 @@ def choose_reward(scores: Scores, reward: RewardChoice, name: str) -> float | No
         name: the agent's name, for the error.
 
     Raises:
-        UnplayableRow: there are several scores and no choice, or none of the chosen name; training
-            stops, because another rollout would have the same scores.
+        UnplayableRow: there are several scores and no choice, or there is no score of that name;
+            training stops, because another rollout would have the same scores.
     """
     if callable(reward):
         return reward(scores)

@@ -1,7 +1,7 @@
-"""The decorator `@agent`, which makes an agent of a function.
+"""The decorator `@agent`, which turns a function into an agent.
 
-Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
-the gateway, which keeps what was said exact to the token.
+Invariant: an agent never sees tokens and the policy never sees the agent; between them is the
+gateway, which keeps each conversation exact to the token.
 """
 
 import functools
@@ -21,11 +21,11 @@ from abut.envs.task import RolloutTask
 
 
 class FunctionAgent:
-    """An agent that `@agent` makes of a function.
+    """The agent that `@agent` makes from a function.
 
     Attributes:
-        function: it.
-        is_async: whether it is a coroutine function; else it has a thread of its own.
+        function: the decorated function.
+        is_async: whether it is a coroutine function; otherwise it runs on its own thread.
         session_header: see `SessionAgent`.
     """
 
@@ -37,7 +37,7 @@ class FunctionAgent:
         self.__doc__ = function.__doc__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its name, as functions are; one that no import finds, by its function."""
+        """Pickle it by name, like a function; if no import finds it, pickle its function."""
         module = getattr(self.function, "__module__", None)
         name = getattr(self.function, "__qualname__", "")
         if module not in (None, "__main__"):
@@ -49,7 +49,7 @@ class FunctionAgent:
         return FunctionAgent, (self.function, self.session_header)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Call the function itself, in a test say."""
+        """Call the function itself, for example in a test."""
         return self.function(*args, **keywords)
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> Any:
@@ -58,7 +58,7 @@ class FunctionAgent:
         return await returned if inspect.isawaitable(returned) else returned
 
     def begin(self, endpoint: Endpoint, task: RolloutTask) -> Any:
-        """Call the function with what it names of the row; an async one gives an awaitable.
+        """Call the function with the columns that it names; an async one returns an awaitable.
 
         Raises:
             UnplayableRow: the row lacks a column that it needs.
@@ -84,19 +84,20 @@ def agent(*, session_header: str | None) -> Callable[[AgentFunction], FunctionAg
 def agent(
     function: AgentFunction | None = None, *, session_header: str | None = None
 ) -> FunctionAgent | Callable[[AgentFunction], FunctionAgent]:
-    """Make an agent of a function, async or sync, as a decorator.
+    """Decorator that turns a function, async or sync, into an agent.
 
-    It is called with an `Endpoint`, and with those columns of the dataset's row, and
-    `episode_seed`, that it names. What it returns is the reward: a number, None for no score, or an
-    `AgentResult`. A sync function has a thread of its own, an async one shares a loop.
+    The function is called with an `Endpoint`, and with the columns of the dataset's row (and
+    `episode_seed`) that are among its parameters. It returns the reward: a number, None for no
+    score, or an `AgentResult`. A sync function runs on its own thread; async functions share an
+    event loop.
 
     Args:
         function: the function; left out in `@agent(session_header=…)`.
-        session_header: the header by which its clients say which session a call belongs to.
+        session_header: the header in which its clients name the session of a call.
 
     Raises:
-        TypeError: it is no function that takes an endpoint.
-        ValueError: `session_header` is not the name of such a header.
+        TypeError: it is not a function that takes an endpoint.
+        ValueError: `session_header` is not the name of a header, or has another meaning.
     """
     if session_header is not None:
         session_header = checked_session_header(session_header)
@@ -116,12 +117,12 @@ def _agent(function: AgentFunction, session_header: str | None) -> FunctionAgent
 
 
 def kind_of(agent: Agent) -> Any:
-    """Return what its rollouts have in common: the agent that a function became, or its class."""
+    """Return the kind of an agent: its class, or the agent itself if a function became it."""
     return agent if isinstance(agent, FunctionAgent) else type(agent)
 
 
 def place_of_agent(agent: Agent) -> str:
-    """File and line where its code begins."""
+    """Return the file and line where its code begins."""
     agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
     if isinstance(agent, FunctionAgent):
         return place_of_code(agent.function)

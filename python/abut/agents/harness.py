@@ -1,7 +1,7 @@
-"""Harnesses as agents: Claude Code and Codex, each rollout in a process and a folder of its own.
+"""Harnesses as agents: Claude Code and Codex, each rollout in its own process and folder.
 
-Invariant: a harness gets the key of its rollout and no variable of the trainer that is not named,
-and it ends with its rollout.
+Invariant: a harness gets the key of its rollout and only named environment variables, and it ends
+with its rollout.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ Filled: TypeAlias = str | PathLike[str] | Callable[..., Any] | None
 
 @dataclass(frozen=True)
 class HarnessResult:
-    """The result of one run of a harness, as its `reward` gets it.
+    """The result of one run of a harness, passed to its `reward`.
 
     Attributes:
-        cwd: the folder it worked in; it is deleted once the reward is known.
-        exit_status: the negative number of a signal that ended it; None: its time was over.
+        cwd: the folder it worked in, which is deleted after `reward` has returned.
+        exit_status: its exit status, negative if a signal ended it; None: its time was over.
         answer: its last message; "" if there is none.
-        transcript: the events it wrote, a line of JSON each. Of more than 1 MiB the middle is left
-            out.
+        transcript: the events it wrote, one line of JSON each. If there is more than 1 MiB, the
+            middle is left out.
     """
 
     cwd: Path
@@ -54,13 +54,13 @@ class HarnessResult:
 
 
 class Harness(ABC):
-    """The parts that all harnesses have; see `ClaudeCode`."""
+    """The base class of harnesses; see `ClaudeCode`."""
 
     _title: ClassVar[str]
     _extra: ClassVar[str]
     _known_model: ClassVar[str]
     _package: ClassVar[tuple[str, str]]
-    """The module that brings the program, and the program's path in it."""
+    """The module that has the program, and the program's path in it."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class Harness(ABC):
         """Play one rollout in a new folder, which is deleted afterwards.
 
         Raises:
-            EnvError: the harness could not be started, or it exited with an error, or its time was
-                over, and `reward` returned None.
+            EnvError: the harness could not start; or it exited with an error or its time was over,
+                and `reward` returned None.
             UnplayableRow: the row lacks a column that `task`, `cwd` or `reward` needs.
         """
         # One thread for all that holds the folder, in this order: it is deleted once the process
@@ -147,12 +147,12 @@ class Harness(ABC):
 
     @abstractmethod
     def _variables(self, endpoint: Endpoint) -> dict[str, str]:
-        """Return the variables that lead it to the endpoint."""
+        """Return the environment variables that send it to the endpoint."""
 
     @staticmethod
     @abstractmethod
     def _answer(event: Mapping[str, Any]) -> str | None:
-        """Return the text of an event that has the answer; None for any other one."""
+        """Return the text of an event that has the answer; None for any other event."""
 
     def _packaged(self) -> str:
         module, path = self._package
@@ -241,43 +241,44 @@ class Harness(ABC):
 
 
 class ClaudeCode(Harness):
-    """Claude Code as an agent: `pip install 'abut[claude-code]'` brings its program.
+    """Claude Code as an agent; install it with `pip install 'abut[claude-code]'`.
 
     Each rollout has a new folder, in which Claude Code works without asking for permission; edits
-    outside it are denied, and so are other tools that ask for permission, such as WebFetch and
-    those of MCP servers. This is its own rule, not a sandbox: its shell can do what your user can.
-    Pass `command_prefix` to run it in a sandbox. `reward` runs outside of it.
+    outside it are denied, and so are other tools that ask for permission, such as WebFetch and MCP
+    tools. Claude Code itself enforces this; it is not a sandbox, so its shell can do whatever your
+    user can. Pass `command_prefix` to run it in a sandbox. `reward` runs outside of the sandbox.
 
     Args:
-        task: what it is told; or a function of columns of the row, which returns that.
-        reward: a function of a `HarnessResult` and of columns of the row. It returns what an agent
-            returns: a number, None or an `AgentResult`. It is called however the harness ended, and
-            after an exit status other than 0 None makes the rollout a failed one.
-        cwd: a folder that is copied for each rollout, or a function that fills a rollout's folder:
-            it gets the folder's path, and columns of the row. None: it is empty.
-        model: the name of the model that Claude Code is told. The policy answers to any name, but
-            Claude Code's prompt depends on it. None: one that Claude Code knows.
-        args: more arguments of its command line.
-        max_calls: how many calls the policy answers, over all conversations of the rollout; None:
-            `RolloutConfig.max_calls`.
-        timeout_s: seconds until it is ended with all that it started; None: its rollout's limit,
-            `RolloutConfig.rollout_timeout_s`, alone.
-        environ: more variables of its environment. Of this process's variables it gets PATH alone.
-            abut sets a HOME and a TMPDIR in the rollout's folder, LANG, TERM, ABUT_HARNESS and the
+        task: the task, as a string; or a function of columns of the row that returns it.
+        reward: a function of a `HarnessResult` and of columns of the row. It returns a number, None
+            or an `AgentResult`, like an agent. It is called however the harness ended; if the exit
+            status is not 0 and it returns None, the rollout counts as failed.
+        cwd: a folder that is copied for each rollout, or a function that fills a rollout's folder;
+            it gets the path of the folder, and columns of the row. None: an empty folder.
+        model: the model name passed to Claude Code. The policy answers to any name, but Claude
+            Code's prompt depends on it. None: a name that Claude Code knows.
+        args: more command line arguments.
+        max_calls: the most calls that the policy answers, over all conversations of the rollout;
+            None: `RolloutConfig.max_calls`.
+        timeout_s: seconds after which it is ended, together with all processes it started; None:
+            only `RolloutConfig.rollout_timeout_s` limits it.
+        environ: more environment variables. Of this process's variables it gets only PATH. abut
+            sets HOME and TMPDIR (in the rollout's folder), LANG, TERM, ABUT_HARNESS and the
             variables of `Endpoint.env`.
-        command_prefix: what its command line is put behind, such as `docker run …` or `bwrap …`.
-            `{folder}` is the rollout's folder and `{cwd}` the folder in it that the harness works
-            in; the word `{env}` becomes `--env=NAME` for each of its variables but PATH.
-        program: the path of its program; None: that of the package.
+        command_prefix: words before its command line, such as `docker run …` or `bwrap …`.
+            `{folder}` is replaced by the rollout's folder, `{cwd}` by the folder in it where the
+            harness works, and the word `{env}` by `--env=NAME` for each of its variables except
+            PATH.
+        program: the path of the program; None: the program in the package.
 
     Attributes:
-        model: the name that it is told.
-        max_calls: as given.
+        model: the model name passed to it.
+        max_calls: the argument.
 
     Raises:
-        MissingExtraError: the package is not installed, and there is no `program`.
+        MissingExtraError: the package is not installed, and `program` is None.
         EnvError: this system has no process groups.
-        TypeError: an argument is of another type.
+        TypeError: an argument has a wrong type.
     """
 
     _title = "Claude Code"
@@ -306,12 +307,12 @@ class ClaudeCode(Harness):
 
 
 class Codex(Harness):
-    """Codex as an agent: `pip install 'abut[codex]'` brings its program.
+    """Codex as an agent; install it with `pip install 'abut[codex]'`.
 
-    As `ClaudeCode`, with these differences: it runs commands in its own sandbox, which lets them
-    write to the rollout's folder alone and reach no network. Where that cannot run, in many
-    containers, pass `args=["--sandbox=danger-full-access"]`, and a sandbox of your own as
-    `command_prefix`.
+    It has the arguments of `ClaudeCode`, with this difference: Codex runs commands in its own
+    sandbox, which lets them write only to the rollout's folder and blocks the network. Many
+    containers do not allow this sandbox; there, pass `args=["--sandbox=danger-full-access"]`, and
+    your own sandbox as `command_prefix`.
     """
 
     _title = "Codex"

@@ -1,9 +1,9 @@
-"""A harness as a process: what it may cost, and that nothing of it is left behind.
+"""A harness as a process: its limits, and its complete cleanup.
 
-Invariant: when `run` returns, no process of the harness's group is alive. On Linux, a process that
-left the group is dead too, unless it cleared its environment: the mark by which it is found is a
-variable there. However much the harness writes, no more than a bound of it is kept, and secrets are
-replaced before anything is cut.
+Invariant: when `run` returns, no process of the harness's group is alive. On Linux, processes that
+left the group are dead too, unless they cleared their environment, because they are found by a
+marker variable. Only a bounded part of the output is kept, and secrets are replaced before the
+output is cut.
 """
 
 import atexit
@@ -28,11 +28,11 @@ _MOST_BYTES = 2**20  # of the transcript; and what a pipe can hold at most
 _MOST_LINES = 20
 _LONGEST_LINE = 500  # an event of Claude Code may have a whole file in it
 _MARK = "ABUT_HARNESS"
-"""A variable that the processes of one harness inherit, and no others have."""
+"""An environment variable that only the processes of one harness inherit."""
 
 
 class Redactor:
-    """Replaces secrets in a stream by their names, also where one spans two chunks.
+    """Replaces secrets in a stream by their names, also if a secret spans two chunks.
 
     Args:
         names: the name of each secret.
@@ -46,7 +46,7 @@ class Redactor:
         self._held = b""
 
     def add(self, chunk: bytes) -> bytes:
-        """Return what is certain so far; an end that may begin a secret is held back."""
+        """Return the output so far, except for an end that may be the beginning of a secret."""
         if not self._secrets:
             return chunk
         data = self._held + chunk
@@ -62,12 +62,12 @@ class Redactor:
         return bytes(certain + data[done:held_at])
 
     def end(self) -> bytes:
-        """Return what was held back, once no more will come."""
+        """Return the part that was held back; call it at the end of the stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(lambda match: self._names[match[0]], held) if held else b""
 
     def _held_at(self, data: bytes, start: int) -> int:
-        """Return where the end begins that may be the beginning of a secret."""
+        """Return the index of an end that may be the beginning of a secret."""
         for at in range(max(start, len(data) - len(self._secrets[0]) + 1), len(data)):
             end = data[at:]
             if any(len(s) > len(end) and s.startswith(end) for s in self._secrets):
@@ -76,7 +76,7 @@ class Redactor:
 
 
 class Kept:
-    """The beginning and the end of what is added, half of `most_bytes` each."""
+    """The beginning and the end of a stream, half of `most_bytes` each."""
 
     def __init__(self, most_bytes: int) -> None:
         self._half = most_bytes // 2
@@ -84,7 +84,7 @@ class Kept:
         self._left_out = 0
 
     def add(self, chunk: bytes) -> None:
-        """Keep a chunk, or as much of it as there is room for."""
+        """Add a chunk, as far as there is room for it."""
         room = self._half - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]
@@ -93,7 +93,7 @@ class Kept:
             self._left_out += over
 
     def text(self) -> str:
-        """Return it as text; a line in the middle says how much was left out."""
+        """Return the stream as text; a line in the middle says how much was left out."""
         if self._left_out == 0:  # together, since a character may span both
             return (self._head + self._tail).decode(errors="replace")
         head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
@@ -104,17 +104,17 @@ class HarnessProcess:
     """One run of a harness.
 
     Args:
-        command: its program and arguments.
-        cwd: the folder that it runs in.
-        environ: its whole environment.
-        prompt: what it reads from its standard input.
-        timeout_s: seconds until it is ended; None: no limit.
+        command: the program and its arguments.
+        cwd: the folder in which it runs.
+        environ: all of its environment variables.
+        prompt: its standard input.
+        timeout_s: seconds after which it is ended; None: no limit.
         secret_names: the name that replaces each secret in its output.
 
     Attributes:
-        exit_status: the negative number of a signal that ended it; None until it has exited, and
-            where it did not exit by itself: its time was over, or it was stopped.
-        transcript: what it wrote to its standard output, secrets replaced.
+        exit_status: its exit status, negative if a signal ended it; None until it has exited, or if
+            it did not exit by itself because its time was over or it was stopped.
+        transcript: its standard output, with secrets replaced.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class HarnessProcess:
         self._all = Kept(4 * _MOST_LINES * _LONGEST_LINE)
 
     def run(self) -> None:
-        """Run it until it exits, its time is over or it is stopped; on a thread of its own.
+        """Run it until it exits, its time is over or it is stopped; called on its own thread.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot start.
         """
         if self._is_stopped.is_set():
             return
@@ -173,7 +173,7 @@ class HarnessProcess:
             _LIVE.discard(self)
 
     def stop(self) -> None:
-        """Make `run` end the process and return; from any thread, also before `run` has begun."""
+        """Make `run` end the process and return; may be called on any thread, even before `run`."""
         self._is_stopped.set()
 
     def last_lines(self) -> str:
@@ -182,7 +182,7 @@ class HarnessProcess:
         return "\n".join(f"  {line[:_LONGEST_LINE]}" for line in lines) or "  (empty)"
 
     def kill_at_exit(self) -> None:
-        """Kill it, because this process ends and no thread will."""
+        """Kill the process, because this process is ending and its thread cannot do it."""
         self._is_stopped.set()
         if os.getpid() == self._trainer:  # a forked child has the harnesses of its parent here
             self._end(signal.SIGKILL)
@@ -245,7 +245,7 @@ class HarnessProcess:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the live processes with this mark in their environment; none outside Linux.
+    """Return the live processes with this mark in their environment; empty outside Linux.
 
     A process that clears its environment (`env -i setsid sleep 9`) has no mark and is not found.
     """
@@ -259,7 +259,7 @@ def _marked(mark: str) -> list[int]:
 
 
 _LIVE: weakref.WeakSet[HarnessProcess] = weakref.WeakSet()
-"""The harnesses that run now."""
+"""The running harnesses."""
 
 
 @atexit.register

@@ -1,7 +1,7 @@
-"""The protocol of agents, which run their own loop and ask the policy at an endpoint.
+"""The protocol of agents, which run their own loop and call the policy at an endpoint.
 
-Invariant: an agent never sees tokens and the policy never sees the agent; between the two stands
-the gateway, which keeps what was said exact to the token.
+Invariant: an agent never sees tokens and the policy never sees the agent; between them is the
+gateway, which keeps each conversation exact to the token.
 """
 
 import inspect
@@ -29,17 +29,17 @@ NAME_HINT = "a name has 1 to 64 characters: letters a to z and A to Z, digits, '
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where one rollout of an agent asks the policy.
+    """The address and key with which one rollout of an agent calls the policy.
 
     Attributes:
-        base_url: for an OpenAI client; it ends in `/v1`.
-        api_key: opens this rollout alone.
-        model: the name to ask for; any other one is answered as well.
-        rollout_id: its id, with the attempt.
-        name: that calls there have; None: none, unless a call gives one by the header
+        base_url: the base URL for OpenAI clients; it ends in `/v1`.
+        api_key: the key, valid only for this rollout.
+        model: the model name to request; other names are answered too.
+        rollout_id: the id of the rollout, with its attempt.
+        name: the name of calls at this address; None: no name, unless a call has the header
             `x-abut-name`.
-        train: whether calls there are trained.
-        max_context_tokens: how many tokens a conversation may have; None: no limit is known.
+        train: whether calls at this address are trained.
+        max_context_tokens: the most tokens of a conversation; None: no known limit.
     """
 
     base_url: str
@@ -62,14 +62,14 @@ class Endpoint:
         return self.base_url.removesuffix("/v1")
 
     def env(self, kind: ClientKind) -> dict[str, str]:
-        """Return the variables of the environment that send a client here.
+        """Return the environment variables that send a client to this endpoint.
 
-        They turn off its telemetry too, except gemini-cli's usage statistics. gemini-cli needs a
-        settings file, see "Gemini CLI" in docs/integrations/agents.md.
+        They also turn off its telemetry, except for gemini-cli's usage statistics. gemini-cli needs
+        a settings file, see "Gemini CLI" in docs/integrations/agents.md.
 
         Args:
-            kind: "claude-code", "codex" (with `codex_args` besides), "gemini-cli", or a client of
-                the APIs of "openai", "anthropic" or "google".
+            kind: "claude-code", "codex" (also pass `codex_args`), "gemini-cli", or a client of the
+                APIs of "openai", "anthropic" or "google".
 
         Raises:
             ValueError: there is no such kind.
@@ -77,27 +77,27 @@ class Endpoint:
         return variables_of(kind, self.base_url, self.anthropic_url, self.api_key)
 
     def codex_args(self) -> list[str]:
-        """Return the options of `codex` that send it here with the key of `env("codex")`.
+        """Return the options that send `codex` to this endpoint, with the key in `env("codex")`.
 
-        They name the provider, the protocol and the context window, and turn telemetry off:
-        `["codex", "exec", *endpoint.codex_args(), "Repair it."]`.
+        They set the provider, the protocol and the context window, and turn telemetry off:
+        `["codex", "exec", *endpoint.codex_args(), "Fix it."]`.
         """
         return codex_args(self.base_url, self.max_context_tokens)
 
     def named(self, name: str, train: bool = True) -> "Endpoint":
         """Return the endpoint for a part of the agent: a player, a judge, a sub-agent.
 
-        Calls with different names are never one conversation. Rewards go by names
-        (`AgentResult.rewards`), and each name is compared with itself alone. The name is in the
+        Calls with different names are never one conversation. Rewards can be given by name
+        (`AgentResult.rewards`), and are compared only within a name. The name is part of the
         address, so any client in any process can use it.
 
         Args:
             name: 1 to 64 letters, digits, `_`, `-` and `.`.
-            train: False: its calls are recorded and never trained; the same for all calls of a
-                name.
+            train: False: its calls are recorded but never trained. Must be the same for all calls
+                of a name.
 
         Raises:
-            ValueError: it is no such name.
+            ValueError: `name` is not valid.
         """
         if not is_name(name):
             raise ValueError(f"endpoint.named({name!r}): not a valid name\nhint: {NAME_HINT}")
@@ -107,7 +107,7 @@ class Endpoint:
 
     @property
     def calls(self) -> int:
-        """How many calls the policy has answered so far; known where the gateway is.
+        """How many calls the policy has answered so far; known only in the gateway's process.
 
         Raises:
             RuntimeError: this is another process.
@@ -120,7 +120,7 @@ class Endpoint:
         return self._count_calls()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For other processes, which can ask and not count."""
+        """Pickle it for other processes, which can make calls but not count them."""
         arguments = self.base_url, self.api_key, self.model, self.rollout_id
         named = {"name": self.name, "train": self.train}
         return Endpoint, arguments, {**named, "max_context_tokens": self.max_context_tokens}
@@ -136,18 +136,18 @@ class AgentResult:
     """The result of an agent's rollout.
 
     Attributes:
-        reward: None is no score.
-        extras: more columns for reward functions; a rollout without one of them has None there.
-            If a name has a slash, abut logs the mean of its column.
-        messages: the conversation as the agent tells it; None: as the gateway heard it.
-        measured: False says that nothing was measured: `reward` and `rewards` do not count, no
-            reward function may score the rollout (`abut.trl.scored_only`), and none of its
-            conversations is trained. A reward of None alone leaves it to the other functions.
-        rewards: of parts of the rollout, by key: a name (of all its conversations), a session
-            (which beats its name), or the id of an answer (of that turn; needs `credit`). None: no
-            score, so the conversation is not trained.
-        names: the names of sessions, for calls that have none. A name that may make no call must be
-            here before `rewards` may have it.
+        reward: a number; None: no score. NaN and infinities count as None.
+        extras: more columns for reward functions; rollouts without such a value have None. If a
+            name has a slash, abut logs the mean of its column.
+        messages: the conversation as the agent reports it; None: the conversation at the gateway.
+        measured: False: nothing was measured, so `reward` and `rewards` do not count, reward
+            functions must not score the rollout (see `abut.trl.scored_only`), and it is not
+            trained. If only `reward` is None, other reward functions can still score it.
+        rewards: rewards of parts of the rollout. The key is a name (for all its conversations), a
+            session (takes precedence over its name), or the id of an answer (for that turn; needs
+            `credit`). None: no score, so the conversation is not trained.
+        names: the names of sessions, for calls without a name. If a name in `rewards` may have made
+            no calls, it must be listed here.
     """
 
     reward: float | None
@@ -160,43 +160,43 @@ class AgentResult:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Plays whole rollouts. `@agent` makes one of a function.
+    """An agent, which plays whole rollouts. `@agent` turns a function into one.
 
-    One may do more, each once for each batch that it plays in: see `StartingAgent`,
-    `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. What `start` and `settle` raise ends the
-    batch. One that keeps something open from batch to batch is a `ClosingAgent`. One whose calls
-    have sessions is a `SessionAgent`, one with a limit of calls a `LimitedAgent`.
+    An agent may have more methods, called once for each batch: see `StartingAgent`,
+    `SettlingAgent`, `StoppingAgent` and `JudgingAgent`. An error in `start` or `settle` ends the
+    batch. An agent that keeps resources open between batches is a `ClosingAgent`. An agent whose
+    calls have sessions is a `SessionAgent`; with its own limit of calls it is a `LimitedAgent`.
 
-    One that lends agents, as a pool lends environments, has `async lend(task)` besides: each
-    rollout is then played by what that returns, whose `close()` gives it back.
+    A pool of agents also has `async lend(task)`: it returns the agent that plays the rollout, whose
+    `close()` gives it back.
     """
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> float | AgentResult | None:
-        """Play one rollout against the endpoint; returns its reward, None for no score."""
+        """Play one rollout against the endpoint; return its reward, None for no score."""
         ...
 
 
 @runtime_checkable
 class StartingAgent(Protocol):
-    """An agent that gets ready for a batch."""
+    """An agent that prepares for each batch."""
 
     async def start(self, gateway: Any) -> None:
-        """Get ready, before any rollout of a batch; `gateway` is where its rollouts ask."""
+        """Prepare for a batch, before its first rollout; `gateway` serves the rollouts."""
         ...
 
 
 @runtime_checkable
 class SettlingAgent(Protocol):
-    """An agent that gives scores which take more than one rollout."""
+    """An agent that scores several rollouts together."""
 
     async def settle(self, played: Sequence[tuple[RolloutTask, Any]], tokenizer: Any) -> None:
-        """Score rollouts, when all of a batch (or of a group, where they stream) have ended.
+        """Score rollouts, when all of a batch (or of a group, in a stream) have ended.
 
-        Called before anything is made of them. It may set `reward`, `measured`, `extras`,
-        `rewards`, `names` and `turns[k].reward` of a rollout.
+        Called before rows are made from them. It may set `reward`, `measured`, `extras`, `rewards`,
+        `names` and `turns[k].reward` of a rollout.
 
         Args:
-            played: each of this agent's as `(task, rollout)`, failed ones too.
+            played: `(task, rollout)` for each rollout of this agent, including failed ones.
             tokenizer: decodes their tokens.
         """
         ...
@@ -204,32 +204,33 @@ class SettlingAgent(Protocol):
 
 @runtime_checkable
 class StoppingAgent(Protocol):
-    """An agent that has something to end after a batch."""
+    """An agent that cleans up after each batch."""
 
     async def stop(self) -> None:
-        """End it; also called where the batch was given up."""
+        """Clean up after a batch; also called if the batch was given up."""
         ...
 
 
 @runtime_checkable
 class ClosingAgent(Protocol):
-    """An agent that keeps something open from batch to batch, such as servers of tools."""
+    """An agent that keeps resources open between batches, such as tool servers."""
 
     async def close(self) -> None:
-        """End it: once, when the gateway stops or the process ends, also after `start` has raised.
+        """Close the resources: once, when the gateway stops or the process ends.
 
-        It runs on the event loop of `start` and `run`, but not in their task.
+        It runs on the event loop of `start` and `run`, but not in their task, and also after
+        `start` has raised.
         """
         ...
 
 
 @runtime_checkable
 class SessionAgent(Protocol):
-    """An agent whose clients say by a header which session a call belongs to.
+    """An agent whose clients name the session of a call in a header.
 
     Attributes:
         session_header: the name of that header. Calls of two sessions are never one conversation.
-            None: history alone tells conversations apart.
+            None: conversations are distinguished only by their history.
     """
 
     session_header: str | None
@@ -237,10 +238,10 @@ class SessionAgent(Protocol):
 
 @runtime_checkable
 class LimitedAgent(Protocol):
-    """An agent with a limit of its own, beside `RolloutConfig.max_calls`.
+    """An agent with its own limit of calls, in addition to `RolloutConfig.max_calls`.
 
     Attributes:
-        max_calls: how many calls of one rollout are answered; None: no more than the run's limit.
+        max_calls: the most answered calls of one rollout; None: only the run's limit.
     """
 
     max_calls: int | None
@@ -248,22 +249,22 @@ class LimitedAgent(Protocol):
 
 @runtime_checkable
 class JudgingAgent(Protocol):
-    """An agent that sends requests which name no rollout; the gateway refuses them otherwise.
+    """An agent that sends requests without a rollout's id, which the gateway normally refuses.
 
     Attributes:
-        judge: "policy": such requests are answered from the policy and never trained.
+        judge: "policy": the policy answers such requests, and they are never trained.
     """
 
     judge: str | None
 
 
 def is_closing(agent: Any) -> TypeGuard[ClosingAgent]:
-    """Return whether it is a `ClosingAgent`; the `close` of a pool is not async, and not meant."""
+    """Return whether it is a `ClosingAgent`; a pool is not, because its `close` is not async."""
     return inspect.iscoroutinefunction(getattr(agent, "close", None))
 
 
 def is_agent(env: Any) -> bool:
-    """Return whether it is an agent; the class of an agent is not."""
+    """Return whether it is an agent, not just the class of one."""
     return isinstance(env, Agent) and not inspect.isclass(env)
 
 
@@ -273,10 +274,10 @@ def name_of(agent: Agent) -> str:
 
 
 def session_header_of(agent: Any) -> str | None:
-    """Return the header by which an agent's calls name their session, in lower case.
+    """Return the header that names the session of an agent's calls, in lower case.
 
     Raises:
-        ValueError: it is not the name of a header, or of one that has another meaning.
+        ValueError: it is not the name of a header, or the header has another meaning.
     """
     agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
     header = getattr(agent, "session_header", None)
@@ -284,10 +285,10 @@ def session_header_of(agent: Any) -> str | None:
 
 
 def max_calls_of(agent: Any) -> int | None:
-    """Return the most calls that an agent wants answered; None if it does not say.
+    """Return an agent's own limit of calls; None if it does not have one.
 
     Raises:
-        ValueError: it is no such number.
+        ValueError: it is not a positive integer.
     """
     limit = getattr(getattr(agent, "__wrapped__", agent), "max_calls", None)
     if limit is not None and (type(limit) is not int or limit < 1):

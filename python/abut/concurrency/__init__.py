@@ -1,1 +1,1 @@
-"""Threads, loops and deadlines that foreign code cannot hold hostage."""
+"""Threads, event loops and deadlines that foreign code cannot block."""

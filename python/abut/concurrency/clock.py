@@ -1,8 +1,8 @@
-"""Time limits that stand still while others are to blame, and the waits between retries.
+"""Time limits that pause while others cause a delay, and the waits between retries.
 
-Invariant: a limit is reached only once its seconds have passed on the clock of the rollout that it
-bounds: pauses, and time for which others are to blame, do not count. A cancellation from outside is
-never taken for the limit's own.
+Invariant: a limit is reached only after its seconds have passed on the clock of its rollout: pauses
+and delays caused by others do not count. A cancellation from outside is never mistaken for the
+limit's own.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ class DeadlineExpired(Exception):
 
 
 class _Limit:
-    """A limit of one task, and the one timer of the loop behind it.
+    """The limit of one task, with a single timer of the event loop.
 
-    The timer is set again only if the next limit comes before it. A timer that goes off too early
-    is set anew. `asyncio.timeout` sets and cancels one for each wait, which cost a sixth of what
-    the engine does in a turn.
+    The timer is moved only if the next limit is earlier. A timer that fires too early is set again.
+    `asyncio.timeout` sets and cancels a timer for each wait, which took a sixth of the engine's CPU
+    time per turn.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class _Limit:
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
-        """When the limit is reached, by the loop's clock; None: it stands still."""
+        """When the limit is reached, by the loop's clock; None: it is paused."""
         self._spared: Callable[[], float] = _nothing
         self._expired = False
         self._cancelling = 0
@@ -74,23 +74,24 @@ class _Limit:
         self._task.cancel()
 
     def _has_cancelled(self) -> bool:
-        """Return whether the task's CancelledError is this limit's, and nobody else's as well."""
+        """Return whether only this limit has cancelled the task."""
         assert self._task is not None
         return self._expired and self._task.uncancel() <= self._cancelling
 
 
 class Deadline(_Limit):
-    """Bounds one wait after the other, for the task that makes it."""
+    """Limits consecutive waits of the task that creates it."""
 
     async def keep(
         self, awaitable: Awaitable[T], seconds: float, *, spared: Callable[[], float] | None = None
     ) -> T:
-        """Wait for it so long.
+        """Await something, with a limit.
 
         Args:
-            awaitable: is awaited.
+            awaitable: the object to await.
             seconds: the limit.
-            spared: how many seconds of the wait do not count; asked when the limit is reached.
+            spared: returns how many seconds of the wait do not count; called when the limit is
+                reached.
 
         Raises:
             DeadlineExpired: it took longer, and was cancelled.
@@ -107,11 +108,11 @@ class Deadline(_Limit):
 
 
 class TimeLimit(_Limit):
-    """Bounds the code inside `async with`, as `asyncio.timeout` does, on a clock that can pause.
+    """Limits the code inside `async with`, like `asyncio.timeout`, on a clock that can pause.
 
     Args:
         seconds: the limit.
-        spared: how many seconds of it do not count so far; asked when the limit is reached.
+        spared: returns how many seconds do not count so far; called when the limit is reached.
     """
 
     def __init__(self, seconds: float, spared: Callable[[], float]) -> None:
@@ -127,12 +128,12 @@ class TimeLimit(_Limit):
         return self._expired
 
     def on_over(self, call: Callable[[], object], grace_s: float) -> None:
-        """Call this when the limit is reached, and end the code inside so many seconds later."""
+        """Call a function when the limit is reached, and end the code inside some seconds later."""
         self._when_over = call, grace_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still as long as anybody is in here."""
+        """Pause the clock while any task is inside."""
         self._pauses += 1
         if self._pauses == 1 and self._due is not None:
             self._left_s = self._due - self._loop.time()
@@ -174,14 +175,15 @@ class TimeLimit(_Limit):
 
 
 def backoff(first_s: float, longest_s: float) -> Iterator[float]:
-    """Yield the seconds to wait after each failure in a row; begin another one after a success.
+    """Yield the seconds to wait after each consecutive failure; use a new one after a success.
 
-    They double up to `longest_s`. The first wait is the price of a trouble that passes at once, so
-    it is short beside a turn: 0.05 s for a vLLM server that is paused while it gets weights, 0.1 s
-    for one that fails and for an OpenEnv server without a free session. The longest is how late the
-    end of a trouble is noticed: 2 s for what lasts seconds, a pause or a session; 5 s for a vLLM
-    server that fails, since it takes minutes to start again. There is no jitter, because only the
-    few ranks of one training ask.
+    They double up to `longest_s`. The first wait is the cost of a failure that passes immediately,
+    so it is short compared with a turn: 0.05 s for a vLLM server that is paused while it gets
+    weights, 0.1 s for a server that fails and for an OpenEnv server without a free session. The
+    longest wait is the delay in noticing that the server works again: 2 s for failures that last
+    seconds, such as a pause or a busy session; 5 s for a vLLM server that fails, because restarting
+    it takes minutes. The waits have no jitter, because only the few ranks of one training run
+    retry.
     """
     wait_s = first_s
     while True:

@@ -1,11 +1,11 @@
 """A call in a forked child process, on the main thread of that process.
 
-Python lets only the main thread set signal handlers, so code that bounds itself with
-`signal.alarm` fails on any other thread. `os.fork` makes the thread that called it the main thread
-of the child, so there the same code runs as in a program of its own.
+Python lets only the main thread set signal handlers, so code that bounds itself with `signal.alarm`
+fails on any other thread. `os.fork` makes the calling thread the main thread of the child, so the
+same code runs there as in a separate program.
 
-Invariant: the child gets what the parent has, and only the answer comes back: what the call returns
-or raises, pickled. Other changes that it makes stay in the child. A killed child answers nothing.
+Invariant: the child has a copy of everything in the parent, and returns only the pickled result or
+exception of the call. Other changes stay in the child. A killed child does not answer.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ _END_S = 1.0
 
 
 class ForkedCall(Generic[T]):
-    """One call in a child of its own.
+    """One call in its own child process.
 
     Args:
         call: runs in the child.
@@ -62,7 +62,7 @@ class ForkedCall(Generic[T]):
         return result  # type: ignore[no-any-return]
 
     def kill(self) -> None:
-        """End the child, if there is one; from any thread."""
+        """End the child, if there is one; may be called on any thread."""
         self._is_killed = True
         if self._process is not None:
             self._process.kill()

@@ -1,7 +1,7 @@
-"""Lending pools: borrowers wait in line, on the loop of the pool, for what there is too little of.
+"""Lending pools: borrowers queue for scarce items, on the event loop of the pool.
 
-Invariant: borrowers are served in the order in which they come, each item has one borrower at a
-time, and nothing waits for ever: a coroutine that was given to the loop of a pool begins before the
+Invariant: borrowers are served first come, first served, each item has one borrower at a time, and
+no borrower waits forever: a coroutine that was submitted to the loop of a pool begins before the
 loop ends.
 """
 
@@ -23,11 +23,11 @@ _CLOSE_S = 5.0
 
 
 class PoolLoop:
-    """Runs the coroutines of one pool; its thread starts with the first of them.
+    """Runs the coroutines of one pool; its thread starts with the first coroutine.
 
     Args:
         owner: the name of the pool in errors.
-        loop: nobody runs it yet; None makes one.
+        loop: a loop that is not running yet; None makes one.
     """
 
     def __init__(self, owner: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -40,11 +40,11 @@ class PoolLoop:
         return self._use(lambda loop: loop.submit(call))
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it, and return a future of the running loop; `EnvError` if the pool was closed."""
+        """Run a coroutine; return a future of the running loop. `EnvError` if the pool is closed."""
         return self._use(lambda loop: loop.ask(call))
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Run it, here or by crossing over; `EnvError` if the pool was closed, also meanwhile."""
+        """Run a coroutine on the pool's loop; `EnvError` if the pool was or is closed meanwhile."""
         loop = self._loop
         is_here = loop is not None and loop.is_current
         try:
@@ -56,7 +56,7 @@ class PoolLoop:
             raise EnvError(f"the {self._owner} was closed during an episode") from None
 
     def close(self, close: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
-        """Run `close` as the last on the loop, end it, and call `then`; nothing the second time."""
+        """Run `close` last on the loop, end the loop, and call `then`; only the first time."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None:
@@ -83,9 +83,9 @@ class PoolLoop:
 
 
 class LendingPool(ABC, Generic[Item]):
-    """The line of a pool; all calls come from one loop, so nothing is locked.
+    """The queue of a pool; all calls come from one loop, so it does not need locks.
 
-    A subclass says what is free (`_take`) and when waiting is of no use (`_give_up`), and calls
+    A subclass defines what is free (`_take`) and when waiting is pointless (`_give_up`), and calls
     `_wake` whenever either may have changed.
     """
 
@@ -99,21 +99,21 @@ class LendingPool(ABC, Generic[Item]):
 
     @abstractmethod
     def _take(self) -> Item | None:
-        """Take what is free; None if nothing is."""
+        """Take a free item; None if there is none."""
 
     @abstractmethod
     def _give_up(self, began: float) -> None:
-        """Raise an `EnvError` if waiting is of no use, for a borrower that came at this time."""
+        """Raise an `EnvError` if waiting is pointless for a borrower that arrived at this time."""
 
     def _next_look(self) -> float | None:
-        """Return when something may be free although nothing has changed; None: never."""
+        """Return when an item may become free without a call of `_wake`; None: never."""
         return None
 
     async def _next_in_line(self, began: float) -> Item:
-        """Wait in line, and take the first item that is free.
+        """Wait in the queue, and take the first free item.
 
         Raises:
-            EnvError: as `_give_up`.
+            EnvError: as for `_give_up`.
         """
         self._in_line += 1
         try:
@@ -128,12 +128,12 @@ class LendingPool(ABC, Generic[Item]):
             self._in_line -= 1
 
     async def _line_ends(self) -> None:
-        """Wait until all who are in line have left it, once `_give_up` raises for each of them."""
+        """Wait until the queue is empty, after `_give_up` has begun to raise for all."""
         while self._in_line:
             await asyncio.sleep(0)
 
     def _wake(self) -> None:
-        """Have the first in line look again."""
+        """Make the first borrower in the queue look again."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -145,7 +145,7 @@ class LendingPool(ABC, Generic[Item]):
 
 
 class Lender(Protocol[Item]):
-    """A pool, as its loans use it; on the loop of the pool."""
+    """The interface of a pool for its loans; used on the loop of the pool."""
 
     async def lend(self) -> Item:
         """Wait for an item."""
@@ -157,7 +157,7 @@ class Lender(Protocol[Item]):
 
 
 class Loan(Generic[Item]):
-    """Something that is played with one item of a pool, from `begin` to `close`.
+    """The use of one item of a pool, from `begin` to `close`.
 
     Args:
         pool: lends the item.

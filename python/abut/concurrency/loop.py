@@ -1,6 +1,6 @@
-"""Event loops, and loops on daemon threads: code that blocks one cannot keep the process alive.
+"""Event loops on daemon threads, so that code that blocks a loop cannot keep the process alive.
 
-The loops are uvloop's if that is installed, because they cost less than Python's own.
+The loops are uvloop's if that is installed, because they need less CPU time than asyncio's.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ _DRAIN_S = 1.0
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop, which nobody runs yet."""
+    """Make an event loop, which is not running yet."""
     return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
 
 
 class LoopTasks:
-    """Runs coroutines on an event loop for callers on another loop, or on none.
+    """Runs coroutines on an event loop, for callers on another loop or on a plain thread.
 
     Args:
         loop: runs them.
@@ -48,7 +48,7 @@ class LoopTasks:
         return future
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it, and return a future of the running loop, which cancels it when cancelled."""
+        """Run a coroutine; return a future of the running loop, which cancels the coroutine."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         is_here = loop is self._loop
@@ -69,7 +69,7 @@ class LoopTasks:
         return future
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Run it as `ask` does; on the loop itself, in the caller's own task."""
+        """Run a coroutine like `ask`; on the loop itself, in the caller's own task."""
         if asyncio.get_running_loop() is not self._loop:
             return await self.ask(call)
         task: asyncio.Task[Any] | None = asyncio.current_task()
@@ -82,11 +82,11 @@ class LoopTasks:
             self._tasks.discard(task)
 
     def stop(self) -> None:
-        """Cancel what still runs; from any thread."""
+        """Cancel all running coroutines; may be called on any thread."""
         self._mailbox.put(self.cancel)
 
     def cancel(self) -> None:
-        """Cancel what still runs; on the loop."""
+        """Cancel all running coroutines; called on the loop."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -117,12 +117,12 @@ def _now(call: Callable[[], object]) -> None:
 class DaemonLoop(LoopTasks):
     """Runs coroutines on an event loop, on a daemon thread that it has from `open` to `close`.
 
-    A closed loop stands still and keeps what belongs to it, connections of a client for example, so
-    that they can be used when the loop is opened again.
+    A closed loop is paused and keeps its resources, such as the connections of a client, so that
+    they can be used when the loop is opened again.
 
     Args:
         name: names the thread.
-        loop: nobody runs it yet; None makes one.
+        loop: a loop that is not running yet; None makes one.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -134,7 +134,7 @@ class DaemonLoop(LoopTasks):
         weakref.finalize(self, _discard, self._loop, self._state)
 
     def open(self) -> bool:
-        """Go on, on a thread; do nothing and return False if it runs already."""
+        """Run the loop on a thread; return False if it is already running."""
         with self._lock:
             if self._thread is not None:
                 return False
@@ -145,18 +145,19 @@ class DaemonLoop(LoopTasks):
             return True
 
     def tasks(self) -> LoopTasks:
-        """Return a runner of tasks on this loop, which are cancelled apart from its own."""
+        """Return a runner of tasks on this loop, which can be cancelled separately."""
         return LoopTasks(self._loop)
 
     @property
     def is_current(self) -> bool:
-        """True on its thread."""
+        """True on the thread of this loop."""
         return threading.current_thread() is self._thread
 
     def close(self, seconds: float) -> bool:
-        """Cancel the tasks that still run; return True if the loop stands still within `seconds`.
+        """Cancel the running tasks; return True if the loop stops within `seconds`.
 
-        If something blocks the loop, the loop ends when that returns, and must not be opened again.
+        If a call blocks the loop, the loop ends when the call returns, and must not be opened
+        again.
         """
         with self._lock:
             if self._thread is None:
@@ -169,14 +170,14 @@ class DaemonLoop(LoopTasks):
             return True
 
     def end(self, seconds: float) -> None:
-        """Close it for good: cancel also what others left on the loop."""
+        """Close it permanently, and cancel everything that is left on the loop."""
         with self._state.lock:
             self._state.is_over = True
         self.close(seconds)
 
 
 class KeptLoop:
-    """A `DaemonLoop` that is kept from use to use, and replaced if something blocks it.
+    """A `DaemonLoop` that is kept between uses, and replaced if something blocks it.
 
     The connections of an environment's client, for example, stay open between two uses.
     """
@@ -225,7 +226,7 @@ def _run_until_closed(
 
 
 def _discard(loop: asyncio.AbstractEventLoop, state: _LoopState) -> None:
-    """End what others have left on a loop that nobody will open again, now or when it stops."""
+    """End everything that is left on a loop that will not be opened again, now or when it stops."""
     with state.lock:
         state.is_over = True
         if state.runs:
@@ -244,6 +245,6 @@ def _end(loop: asyncio.AbstractEventLoop, tasks: set["asyncio.Task[Any]"]) -> No
 
 
 def is_cancelled() -> bool:
-    """Return True if this task was cancelled; else its CancelledError comes from what it awaits."""
+    """Return True if this task was cancelled; else an awaited object raised CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

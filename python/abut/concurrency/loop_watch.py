@@ -1,11 +1,11 @@
-"""A loop that foreign coroutines share, and a thread that watches whether one of them blocks it.
+"""An event loop that foreign coroutines share, and a thread that detects if one of them blocks it.
 
-A coroutine that blocks (`time.sleep`, a synchronous client) holds up all others on its loop, and
-their deadlines pass meanwhile. The watch leaves a ping on the loop ten times a second. While a ping
-is not answered, the loop stands still, and the call whose task runs at that moment is to blame.
+A coroutine that blocks (`time.sleep`, a synchronous client) delays all others on its loop, and
+their deadlines pass meanwhile. The watch sends the loop a ping ten times a second. While a ping is
+not answered, the loop is blocked, by the call whose task is running at that moment.
 
-Invariant: time in which the loop stood still counts for the call that blocked it and for no other,
-as long as somebody waits for that call. Nothing watches while no call runs.
+Invariant: time in which the loop was blocked counts only against the call that blocked it, as long
+as the result of that call is awaited. The watch is off while no call runs.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ class WatchedCall(Generic[T]):
     """One call on a watched loop.
 
     Attributes:
-        kind: what the watch blames, such as an environment's class.
+        kind: the unit that the watch blames, such as an environment's class.
         name: the name of the call in warnings.
         future: its result, on the loop of the caller.
-        blocked_s: how long the loop has stood still because of this call.
-        is_over: True once nobody waits for it any more.
+        blocked_s: how long this call has blocked the loop.
+        is_over: True when its result is no longer awaited.
     """
 
     future: asyncio.Future[T]
@@ -72,7 +72,7 @@ class WatchedCall(Generic[T]):
         return f", because {lost_to[0].name} blocks the event loop on which both run"
 
     def spared_s(self) -> float:
-        """Return how long other calls have made the loop stand still since this call began."""
+        """Return how long other calls have blocked the loop since this call began."""
         return self.watch.stood_s() - self._stood_before_s - self.blocked_s
 
 
@@ -84,14 +84,14 @@ class LoopWatch:
     """Watches one event loop while calls run on it.
 
     Args:
-        loop: may be blocked.
+        loop: the loop to watch.
         on_block: called on the watch's thread when the loop has been blocked for `BLOCKS_S`, with
-            the call that blocks it (None: a callback of nobody knows which call) and the place
-            where that stands.
-        on_loss: called there when nobody waits any more for a call that still blocks the loop.
+            the call that blocks it (None: a callback of an unknown call) and the position in its
+            code.
+        on_loss: called on that thread when a call that still blocks the loop is no longer awaited.
 
     Attributes:
-        lost_to: the call that has blocked the loop beyond its own deadline, and where it stood.
+        lost_to: the call that has blocked the loop beyond its own deadline, and its position.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_block: OnBlock, on_loss: OnLoss) -> None:
@@ -113,13 +113,13 @@ class LoopWatch:
         self._stood_s = 0.0
 
     def stood_s(self) -> float:
-        """Return how long calls that somebody waits for have made the loop stand still so far."""
+        """Return how long awaited calls have blocked the loop so far."""
         with self._lock:
             self._count()
             return self._stood_s
 
     def begin(self) -> None:
-        """Watch while one more call runs; from any thread."""
+        """Watch while one more call runs; may be called on any thread."""
         with self._lock:
             self._running += 1
             if self._stop is None:
@@ -144,7 +144,7 @@ class LoopWatch:
         self._thread_id = threading.get_ident()
 
     def stop(self) -> None:
-        """Watch no more until the next call begins."""
+        """Stop watching until the next call begins."""
         with self._lock:
             stop, self._stop = self._stop, None
             self._is_pinged, self._blocker = False, None
@@ -230,7 +230,7 @@ class WatchedLoop(DaemonLoop):
     def call(
         self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
     ) -> WatchedCall[T]:
-        """Run the coroutine that `call` makes; its future is one of the running loop."""
+        """Run the coroutine that `call` makes; return a future of the running loop."""
         watched = WatchedCall[T](self.watch, kind, name)
         watched.future = self._begin(watched, call, self.ask)
         return watched
@@ -238,7 +238,7 @@ class WatchedLoop(DaemonLoop):
     def submit_call(
         self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
     ) -> Future[T]:
-        """Run it as `call` does, for a caller that is on no loop."""
+        """Run a coroutine like `call`, for a caller that is not on an event loop."""
         return self._begin(WatchedCall[T](self.watch, kind, name), call, self.submit)
 
     def _begin(
@@ -265,10 +265,9 @@ class WatchedLoop(DaemonLoop):
 
 
 async def wait_sparing(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
-    """Wait for all tasks, at most so long.
+    """Wait for all tasks, with a time limit.
 
-    Where the caller runs on a watched loop, time in which other calls block that loop does not
-    count.
+    If the caller runs on a watched loop, time in which other calls block that loop does not count.
     """
     call = _CALL.get()
     spared_before_s = 0.0 if call is None else call.spared_s()

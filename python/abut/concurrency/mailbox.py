@@ -1,4 +1,4 @@
-"""Calls that threads leave for an event loop, and functions that settle its futures from there.
+"""Calls that threads send to an event loop, and functions that set its futures from a thread.
 
 Invariant: an event loop has one mailbox, for all threads.
 """
@@ -16,7 +16,7 @@ HandOver: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 def settles(future: Future[Any]) -> HandOver:
-    """Return a function that settles a future of threads."""
+    """Return a function that sets a future of threads."""
 
     def settle(result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -28,7 +28,7 @@ def settles(future: Future[Any]) -> HandOver:
 
 
 def settles_here(future: asyncio.Future[Any]) -> HandOver:
-    """Return a function that settles a future of an event loop, on that loop."""
+    """Return a function that sets a future of an event loop, on that loop."""
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
@@ -42,28 +42,28 @@ def settles_here(future: asyncio.Future[Any]) -> HandOver:
 
 
 def settles_on_loop(future: asyncio.Future[Any]) -> HandOver:
-    """Return a function that settles a future of an event loop, from any thread."""
+    """Return a function that sets a future of an event loop, from any thread."""
     settle, mailbox = settles_here(future), Mailbox.of(future.get_loop())
     return lambda result, error: mailbox.put(lambda: settle(result, error))
 
 
 class Mailbox:
-    """Calls that threads leave for an event loop.
+    """Calls that threads send to an event loop.
 
-    The loop is woken once for all calls that are there by then. Waking it for each call, as
-    `asyncio.wrap_future` does, costs more than a step of a usual environment.
+    The loop is woken once for all calls that have arrived by then. Waking it for each call, as
+    `asyncio.wrap_future` does, takes longer than a step of a typical environment.
     """
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> "Mailbox":
-        """Return the one mailbox of a loop."""
+        """Return the only mailbox of a loop."""
         # `setdefault` is one step for all threads. A lock could be held while the garbage collector
         # closes an object that waits for another thread, which wants the same lock.
         return _MAILBOXES.get(loop) or _MAILBOXES.setdefault(loop, Mailbox(loop))
 
     @staticmethod
     def drop(loop: asyncio.AbstractEventLoop) -> None:
-        """Forget the calls that are left for a closed loop."""
+        """Drop the calls that wait for a closed loop."""
         if (mailbox := _MAILBOXES.pop(loop, None)) is not None:
             mailbox._calls.clear()
 
@@ -74,7 +74,7 @@ class Mailbox:
         self._is_woken = False
 
     def put(self, call: Callable[[], object]) -> None:
-        """Have the loop call this, which must not raise; from any thread."""
+        """Make the loop call a function, which must not raise; may be called on any thread."""
         self._calls.append(call)
         loop = self._loop()
         if loop is None or loop.is_closed():
@@ -102,7 +102,7 @@ _MAILBOXES = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]()
 
 
 def _deliverable(error: BaseException) -> BaseException:
-    """Return an error that a future can hold: a StopIteration would end the awaiting coroutine."""
+    """Return an error that a future can hold, because a StopIteration would end the awaiter."""
     if not isinstance(error, StopIteration):
         return error
     stopped = RuntimeError(text_of(error))

@@ -1,10 +1,10 @@
 """The limits of a process that plays thousands of rollouts: its threads, and its garbage collector.
 
-Python's collector looks for cycles whenever 700 more containers were made than freed, and takes
-what it meets twice for old. Thousands of rollouts wait for tasks, futures and frames, which come
-and go in waves larger than 700. The collector traverses them again and again, soon takes them for
-old, and then traverses the whole heap. With 2,048 asynchronous rollouts at once, collections took
-two fifths of all that the rollouts cost.
+Python's collector looks for cycles whenever 700 more containers were made than freed, and treats
+objects that survive two collections as old. Thousands of rollouts create tasks, futures and frames
+in waves larger than 700. The collector traverses them again and again, soon treats them as old, and
+then traverses the whole heap. With 2,048 asynchronous rollouts at once, collections took two fifths
+of the CPU time of the rollouts.
 """
 
 import gc
@@ -22,21 +22,21 @@ except ImportError:  # Windows
 
 
 class ThreadLimit(NamedTuple):
-    """The lowest limit that holds for a process."""
+    """The lowest limit that applies to a process."""
 
     threads: int
     name: str
-    """The setting behind the limit, as an administrator looks for it."""
+    """The setting that imposes the limit, by the name that an administrator searches for."""
 
 
 def thread_limit(root: Path = Path("/")) -> ThreadLimit | None:
-    """Return the lowest limit of threads for this process; None if the system names none.
+    """Return the lowest limit of threads for this process; None if the system has no limit.
 
-    Linux: https://man7.org/linux/man-pages/man2/clone.2.html, EAGAIN; control groups:
+    Linux: https://man7.org/linux/man-pages/man2/clone.2.html, EAGAIN; cgroups:
     https://docs.kernel.org/admin-guide/cgroup-v2.html, `pids.max`.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that has `proc` and `sys`.
     """
     return min(_limits(root), default=None)
 
@@ -57,7 +57,7 @@ def _limits(root: Path) -> Iterator[ThreadLimit]:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the control groups of this process, in either version, and all above them."""
+    """Yield the cgroups of this process, in either version, and all of their ancestors."""
     groups = [(root / "sys/fs/cgroup", "/"), (root / "sys/fs/cgroup/pids", "/")]
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -86,10 +86,10 @@ _CONTAINERS_OF_A_ROLLOUT = 64
 
 @contextmanager
 def rarer_collections(rollouts: int) -> Iterator[None]:
-    """Collect garbage only as often as so many rollouts in flight need it.
+    """Make garbage collections rarer, to fit the number of rollouts in flight.
 
-    The process has one collector, so this holds for all of it, until the last `with` has ended. A
-    collector that is disabled, or has a higher threshold, stays as it is.
+    The process has one collector, so this applies to the whole process, until the last `with` has
+    ended. A collector that is disabled, or has a higher threshold, is not changed.
     """
     containers = _CONTAINERS_OF_A_ROLLOUT * rollouts
     _THRESHOLD.change(lambda wanted: wanted.append(containers))
@@ -100,7 +100,7 @@ def rarer_collections(rollouts: int) -> Iterator[None]:
 
 
 class _Threshold:
-    """The threshold of the youngest generation: the highest that anybody wants, or the user's."""
+    """The threshold of the youngest generation: the highest requested one, or the user's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class _Threshold:
         self._before = self._ours = gc.get_threshold()[0]
 
     def change(self, change: Callable[[list[int]], None]) -> None:
-        """Change the list of wanted thresholds, and set the collector's."""
+        """Change the list of requested thresholds, and set the collector's threshold."""
         with self._lock:
             change(self._wanted)
             now, *older = gc.get_threshold()

@@ -1,17 +1,16 @@
-"""Turns of foreign calls that start processes: two of them never fork at once.
+"""Turns of foreign calls that start processes, so that two calls never fork at once.
 
-Environments and evaluation bodies were written to run alone. Here many run at once, on threads, and
-forks of several threads at once fail or hang: handlers that packages register with
-`os.register_at_fork` wait for each other, and a forked child keeps open the pipes that another
-thread has just made for a process of its own. With 32 environments that fork in each step, 3 of 3
-runs hung.
+Environments and evaluation code were written to run alone. Here many run at once, on threads, and
+concurrent forks fail or hang: handlers that packages register with `os.register_at_fork` wait for
+each other, and a forked child keeps pipes open that another thread has just made for its own
+process. With 32 environments that fork in each step, 3 of 3 runs hung.
 
-Invariant: while a call that has forked runs, no other call forks or starts a process. A call that
-starts processes without forking (`subprocess` without `preexec_fn`) runs beside others of its kind.
+Invariant: while a call that has forked is running, no other call forks or starts a process. Calls
+that start processes without forking (`subprocess` without `preexec_fn`) run concurrently.
 
-A call waits where it is about to fork, in its own thread, so nothing that it did before is lost or
-done twice. From then on, calls of its kind wait before they begin. A call that was given up blocks
-no other: its turn goes to the next.
+A call waits when it is about to fork, on its own thread, so its earlier work is not lost or
+repeated. From then on, calls of its kind wait before they begin. A call that was given up does not
+block others: its turn passes to the next call.
 """
 
 import functools
@@ -37,15 +36,15 @@ T = TypeVar("T")
 Start = Literal["fork", "spawn"]
 
 _SPAWNS = ("subprocess.Popen", "os.posix_spawn")
-"""Audit events, which come in the calling thread."""
+"""Audit events, which are raised in the calling thread."""
 
 
 class CallGivenUp(RuntimeError):
-    """A call that nobody waits for any more was about to start a process."""
+    """A call that was given up was about to start a process."""
 
 
 class CallTurn:
-    """One call of foreign code, and what it holds: nothing, or the right to start processes."""
+    """One call of foreign code, which may hold the right to start processes."""
 
     def __init__(
         self, turns: "ProcessTurns", kind: Callable[[], Any], name: Callable[[], str]
@@ -56,7 +55,7 @@ class CallTurn:
         self.holds: Start | None = None
         self.is_over = False
         self.wants_main_thread = False
-        """True if it has set a signal handler, which only the main thread may."""
+        """True if it has set a signal handler, which only the main thread may do."""
         self._began_free = False
         self.saw_forks = False
         """True if calls of its kind had forked by the time it ended."""
@@ -66,22 +65,22 @@ class CallTurn:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that it has waited for others; its own limits do not count them."""
+        """The seconds that it has waited for others, which do not count for its limits."""
         since = self._waits_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
     @property
     def may_have_clashed(self) -> bool:
-        """True if calls of its kind forked meanwhile and it did not wait for them.
+        """True if calls of its kind forked meanwhile and this call did not wait for them.
 
-        Its failure, or its score, may then be the fault of the others.
+        Its failure, or its score, may then be caused by the others.
         """
         saw_forks = self.saw_forks if self.is_over else self._turns.forks(self.kind())
         return self._began_free and self.holds != "fork" and saw_forks
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Count the time inside as waiting."""
+        """Count the time inside `with` as waiting."""
         self._waits_since = time.monotonic()
         try:
             yield
@@ -89,7 +88,7 @@ class CallTurn:
             self._waited_s, self._waits_since = self.waited_s, None
 
     def around(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Return the call for a thread: it waits there for its turn, which ends with the call."""
+        """Return the call for a thread, on which it waits for its turn; the turn ends with it."""
 
         def run() -> T:
             inside = _TURN.set(self)
@@ -105,10 +104,10 @@ class CallTurn:
 
     @contextmanager
     def forking(self) -> Iterator[None]:
-        """Hold the right to fork, and give it back for good.
+        """Hold the right to fork, and then give it back permanently.
 
         Raises:
-            CallGivenUp: as `ProcessTurns.take`.
+            CallGivenUp: as for `ProcessTurns.take`.
         """
         inside = _TURN.set(self)
         try:
@@ -119,7 +118,7 @@ class CallTurn:
             self.end()
 
     async def on_loop(self, call: Callable[[], Any]) -> Any:
-        """Await what `call` returns, on the running loop, which does not wait meanwhile."""
+        """Await the result of `call` on the running loop, without blocking the loop."""
         self.loop_thread = threading.get_ident()
         inside = _TURN.set(self)
         try:
@@ -135,15 +134,15 @@ class CallTurn:
         return not self._began_free
 
     def end(self) -> None:
-        """Give back what it holds; also when the call was given up."""
+        """Give back its right to start processes; also when the call was given up."""
         self._turns.end(self)
         self.forget_owner()
 
     def forget_owner(self) -> None:
-        """Ask the owner of the call no more; also before a call that hangs is over.
+        """Drop the reference to the owner of the call, even before a hanging call is over.
 
-        The owner has the turn, and the turn asks the owner. That circle would keep an environment
-        and its thread alive until the garbage collector finds it.
+        The owner and the turn refer to each other. This cycle would keep an environment and its
+        thread alive until the garbage collector finds it.
         """
         kind, name = self.kind(), self.name()
         self.kind, self.name = (lambda: kind), (lambda: name)
@@ -157,7 +156,7 @@ class ProcessTurns:
         self._is_hooked = False
 
     def _begin(self, *, is_child: bool = False) -> None:
-        """Hold nothing; in a forked child for good, where only the thread that forked goes on."""
+        """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
         self._changed = threading.Condition()
         self._waiting: deque[CallTurn] = deque()
@@ -170,7 +169,7 @@ class ProcessTurns:
         )
 
     def turn(self, kind: Callable[[], Any], name: Callable[[], str]) -> CallTurn:
-        """A call of this kind, such as an environment's class; both are asked when it matters."""
+        """Return a turn for a call of this kind, such as an environment's class."""
         if not self._is_hooked:
             self._hook()
         return CallTurn(self, kind, name)
@@ -186,7 +185,7 @@ class ProcessTurns:
         """Wait until the call may start processes; first come, first served.
 
         Raises:
-            CallGivenUp: nobody waits for the call any more.
+            CallGivenUp: the call was given up.
         """
         with self._changed:
             if turn.holds in ("fork", start) and not turn.is_over:
@@ -221,10 +220,10 @@ class ProcessTurns:
             self._changed.notify_all()
 
     def starts(self, start: Start) -> None:
-        """Have the calling thread wait, which is about to start a process.
+        """Make the calling thread wait, which is about to start a process.
 
         Raises:
-            CallGivenUp: as `take`.
+            CallGivenUp: as for `take`.
         """
         turn = _TURN.get() or self._of_thread.get(threading.current_thread())
         if turn is None or self._is_child or (turn.holds == "fork" and not turn.is_over):
@@ -237,7 +236,7 @@ class ProcessTurns:
             self.take(turn, start)
 
     def lend_to(self, thread: threading.Thread) -> None:
-        """Have a thread that a call starts count as that call."""
+        """Make a thread that a call starts count as part of that call."""
         if (turn := _TURN.get()) is not None and not turn.is_over:
             self._of_thread[thread] = turn
 

@@ -1,6 +1,6 @@
 """A context manager that stays entered from one use to the next.
 
-Invariant: it is entered and left by one task of its own.
+Invariant: its own task enters and exits it.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Serving(Generic[T]):
     """An async context manager that stays entered from batch to batch, until `close`.
 
-    One task enters and leaves it, because task groups and cancel scopes must be left by the task
-    that entered them. An agent awaits `started` in its `start` and `close` in its `close`.
+    One task enters and exits it, because task groups and cancel scopes must be exited by the task
+    that entered them. An agent awaits `started` in its `start`, and `close` in its `close`.
 
     Args:
         context: makes the context manager.
@@ -34,12 +34,12 @@ class Serving(Generic[T]):
         self._over = asyncio.Event()
 
     async def started(self) -> T:
-        """Return what the context manager returns; the first call enters it.
+        """Return the value of the context manager; the first call enters it.
 
-        One that has ended by itself since, or whose loop is no longer used, is entered anew.
+        If it has ended by itself since, or its loop is no longer used, it is entered again.
 
         Raises:
-            Exception: what it raises where it is entered.
+            Exception: any error while entering it.
         """
         loop = asyncio.get_running_loop()
         task, entered = self._task, self._entered
@@ -58,10 +58,10 @@ class Serving(Generic[T]):
         return entered.result()
 
     async def close(self) -> None:
-        """Leave the context manager if it is entered, and cancel entering it if that goes on.
+        """Exit the context manager if it was entered; cancel entering it if that is in progress.
 
         Raises:
-            Exception: what it raises where it is left.
+            Exception: any error while exiting it.
         """
         task, self._task = self._task, None
         if task is None or task.cancelled() or task.get_loop() is not asyncio.get_running_loop():

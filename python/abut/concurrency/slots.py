@@ -1,11 +1,11 @@
-"""Slots: how many rollouts may do the same thing at once, and which is next.
+"""Slots: a limit on how many rollouts do the same thing at once, with priorities.
 
-Invariant: as many are out as were taken and not given back; none is free while somebody waits.
-The next slot goes to the rollout with the fewest turns, then to the one that came first. If the
-slots went to whoever came first, a rollout that fell behind would queue again at every turn behind
-those that are ahead of it, and the batch waits for the last: with 128 rollouts of 8 turns in 16
-slots that took 8 % more than the best schedule instead of 6 %, which is about what can be had
-without knowing how long a step will take.
+Invariant: a slot that was taken is in use until it is given back, and no slot is free while a
+rollout waits. The next slot goes to the rollout with the fewest turns, and among those to the first
+in the queue. With a plain queue, a slow rollout would wait at every turn for rollouts that are
+ahead of it, and the batch waits for the slowest: with 128 rollouts of 8 turns in 16 slots, this
+took 8 % longer than the best schedule instead of 6 %, which is about the best without knowing how
+long a step takes.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import itertools
 
 
 class Slots:
-    """So many at once. All calls come from one event loop."""
+    """A limited number of slots. All calls come from one event loop."""
 
     def __init__(self, number: int) -> None:
         self._free = number
@@ -22,7 +22,7 @@ class Slots:
         self._arrival = itertools.count()
 
     async def take(self, turns: int) -> None:
-        """Wait for a slot, as a rollout that has played so many turns."""
+        """Wait for a slot, for a rollout that has played this many turns."""
         if self._free:
             self._free -= 1
             return
@@ -36,7 +36,7 @@ class Slots:
             raise
 
     def give(self) -> None:
-        """Give a slot back, or on to who is next."""
+        """Give a slot back, or pass it to the next rollout."""
         while self._waiting:
             *_, future = heapq.heappop(self._waiting)
             if not future.done():

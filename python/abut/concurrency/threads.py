@@ -1,13 +1,13 @@
-"""A cache of daemon threads, and queues of calls that each keep one thread of it.
+"""A cache of daemon threads, and queues of calls that each use one of its threads.
 
 `concurrent.futures` joins its threads when the interpreter exits, so one environment that never
 returns would keep the process alive. These threads are daemons, and the whole process shares them.
-A thread is started where none is idle, so no call ever waits for a thread that another call holds.
-The callers bound how many run at once.
+If no thread is idle, a new one is started, so a call never waits for a thread that another call
+uses. The callers limit how many calls run at once.
 
 Invariant: a queue keeps its thread until the queue gives it back. The thread runs the calls of the
-queue in their order, each once, unless a call is cancelled before. Whatever a call raises,
-`SystemExit` included, goes to the future of that call and ends no thread.
+queue in order, each once, unless a call is cancelled before. Whatever a call raises, including
+`SystemExit`, goes to the future of that call and does not end the thread.
 """
 
 import asyncio
@@ -48,8 +48,7 @@ class _QueuedCall(NamedTuple):
 class InterruptibleQueue(queue.SimpleQueue[T]):
     """A queue whose reader wakes four times a second.
 
-    Without that, a Ctrl-C in the moment before `get` begins to wait would be seen only after the
-    next item.
+    Otherwise a Ctrl-C just before `get` begins to wait would be noticed only after the next item.
     """
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
@@ -64,7 +63,7 @@ class CallQueue:
     """Calls that run in order, all on the same thread.
 
     The thread is taken from the cache only when the first call is due. So a thousand queues of
-    short calls, made in one moment, need no more threads than calls run at once.
+    short calls, made at the same time, need only as many threads as calls run at once.
     """
 
     def __init__(self, cache: "ThreadCache") -> None:
@@ -76,9 +75,9 @@ class CallQueue:
         self._ends_with_call = False
 
     def submit(self, call: Callable[[], T], *, last: bool = False) -> Future[T]:
-        """Run `call` behind the calls before it; after the `last` call, give the thread back.
+        """Run `call` after the earlier calls; after the `last` call, give the thread back.
 
-        If the system starts no more threads, the future gets an `EnvError`.
+        If the system cannot start a thread, the future gets an `EnvError`.
         """
         future: Future[T] = Future()
         wanted = future.set_running_or_notify_cancel
@@ -86,32 +85,32 @@ class CallQueue:
         return future
 
     def ask(self, call: Callable[[], T], *, last: bool = False) -> asyncio.Future[T]:
-        """Run `call` as `submit` does, and return a future of the running loop."""
+        """Run `call` like `submit`, and return a future of the running loop."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._put(_QueuedCall(call, lambda: not future.cancelled(), settles_on_loop(future), last))
         return future
 
     def give_back(self) -> None:
-        """Give the thread back to the cache, once the calls before have returned."""
+        """Give the thread back to the cache after the earlier calls have returned."""
         with self._lock:
             is_unused = self._thread is None and not self._is_awake
         if not is_unused:
             self.submit(_nothing, last=True)
 
     def end_with_call(self) -> None:
-        """Give the thread back once the call that runs now returns; that call itself says so."""
+        """Give the thread back when the current call returns; called by that call itself."""
         self._ends_with_call = True
 
     def frame(self) -> FrameType | None:
-        """Return the frame that its thread runs at this moment; None if it has no thread."""
+        """Return the current frame of its thread; None if it has no thread."""
         thread = self._thread
         return None if thread is None else sys._current_frames().get(thread.ident)
 
     def wake(self, waker: "_Waker | None" = None) -> None:
-        """Begin its calls, and tell the waker so.
+        """Begin its calls, and notify the waker.
 
         Raises:
-            RuntimeError: the system starts no more threads.
+            RuntimeError: the system cannot start a thread.
         """
         if self._thread is None:
             self._thread = self._cache.thread()
@@ -156,7 +155,7 @@ class CallQueue:
             self._cache.waker.wake(self)
 
     def _leave_thread(self) -> bool:
-        """Return whether calls are left, which need another thread."""
+        """Leave the thread; return whether calls are left, which need another thread."""
         with self._lock:
             self._thread = None
             self._is_awake = bool(self._calls)
@@ -171,7 +170,7 @@ class CallQueue:
 
 
 class _CachedThread:
-    """A thread of the system; it ends once no queue needed it for a second."""
+    """A thread that ends when no queue has needed it for a second."""
 
     def __init__(self, idle: "_IdleThreads", name: str) -> None:
         self._idle = idle
@@ -181,11 +180,11 @@ class _CachedThread:
         self.ident: int = thread.ident or 0
 
     def begin(self, calls: CallQueue, waker: "_Waker | None") -> None:
-        """Run the calls of a queue, and tell the waker that they run."""
+        """Run the calls of a queue, and notify the waker."""
         self._orders.put((calls, waker))
 
     def is_free(self) -> None:
-        """Note that no queue has it any more."""
+        """Note that the thread has no queue any more."""
         self._idle.add(self)
 
     def _run(self) -> None:
@@ -206,12 +205,12 @@ class _CachedThread:
 
 
 class _Waker:
-    """Wakes the threads of queues a few at a time: each that is up wakes the next.
+    """Wakes the threads of queues a few at a time; each thread that runs wakes the next.
 
-    A thread that is awake asks for the GIL two hundred times a second until it has it. If a
-    thousand are woken at once, that is a quarter of what the process does.
+    A thread that is awake requests the GIL two hundred times a second until it has it. If a
+    thousand are woken at once, this takes a quarter of the CPU time of the process.
 
-    Invariant: while queues wait to be woken, the thread of one is on its way up.
+    Invariant: while queues wait to be woken, at least one thread is being woken.
     """
 
     def __init__(self) -> None:
@@ -219,7 +218,7 @@ class _Waker:
         self._free = deque([None] * _WAKE_AT_ONCE)
 
     def wake(self, calls: CallQueue) -> None:
-        """Wake the thread of a queue now, or when those before it are up."""
+        """Wake the thread of a queue now, or after the earlier ones."""
         if threading.current_thread() is threading.main_thread():
             # A Ctrl-C between two of the steps below would end the chain.
             _wake(calls, None)
@@ -228,7 +227,7 @@ class _Waker:
             self._wake_next()
 
     def is_up(self) -> None:
-        """Note that a thread which this waker has woken runs."""
+        """Note that a thread which this waker has woken is running."""
         self._free.append(None)
         self._wake_next()
 
@@ -265,10 +264,10 @@ def _wake(calls: CallQueue, waker: _Waker | None) -> bool:
 
 
 class _IdleThreads:
-    """The threads that no queue has.
+    """The threads without a queue.
 
-    Each method is one step for all threads. A lock could be held while the garbage collector ends
-    an environment, whose thread is given back there and then.
+    Each method is atomic without a lock. The garbage collector may end an environment while a lock
+    is held, and would then give back its thread and deadlock.
     """
 
     def __init__(self) -> None:
@@ -283,11 +282,11 @@ class _IdleThreads:
         return thread in self._threads
 
     def remove(self, thread: _CachedThread) -> bool:
-        """Return whether no queue had this thread; then no queue gets it any more."""
+        """Remove an idle thread, so that no queue gets it; return whether it was idle."""
         return self._threads.pop(thread, self) is None
 
     def take(self) -> _CachedThread | None:
-        """Return the thread that ran last, so that threads which are rarely needed end sooner."""
+        """Return the most recently used thread, so that rarely needed threads end sooner."""
         try:
             return self._threads.popitem()[0]
         except KeyError:
@@ -295,9 +294,9 @@ class _IdleThreads:
 
 
 class ThreadCache:
-    """Daemon threads; one starts where none is idle, and ends once idle for a second.
+    """Daemon threads; one starts if no thread is idle, and ends after a second without work.
 
-    A cache stays for the life of the process, and has no threads while nobody calls.
+    A cache lives as long as the process, and has no threads while it is unused.
     """
 
     def __init__(self, name: str) -> None:
@@ -307,7 +306,7 @@ class ThreadCache:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin without threads: a forked child has none, and none that is on its way up."""
+        """Begin without threads, because a forked child does not have the threads of its parent."""
         self._idle = _IdleThreads()
         self.waker = _Waker()
         self._numbers = iter(range(1, sys.maxsize))
@@ -320,7 +319,7 @@ class ThreadCache:
         """Return an idle thread, or a new one.
 
         Raises:
-            RuntimeError: the system starts no more threads.
+            RuntimeError: the system cannot start a thread.
         """
         return self._idle.take() or _CachedThread(self._idle, f"{self._name}-{next(self._numbers)}")
 
@@ -329,7 +328,7 @@ class ThreadCache:
         return self.call_queue().submit(call, last=True)
 
     def ask(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `call` as `submit` does, and return a future of the running loop."""
+        """Run `call` like `submit`, and return a future of the running loop."""
         return self.call_queue().ask(call, last=True)
 
 
@@ -341,11 +340,10 @@ THREADS = ThreadCache("abut-thread")
 
 
 async def work_done(quick: bool, work: Callable[[], T]) -> T:
-    """Do what is quick here, all else on a thread.
+    """Do quick work here, and any other work on a thread.
 
     Raises:
-        CancelledError: the caller was cancelled; the work is done all the same by then, and
-            nothing of it changes any more.
+        CancelledError: the caller was cancelled. The work has been completed by then.
     """
     if quick:
         return work()

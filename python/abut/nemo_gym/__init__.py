@@ -1,4 +1,4 @@
-"""NeMo Gym: its unmodified agents play the rollouts of a training run, over HTTP alone."""
+"""NeMo Gym: its unmodified agents play the rollouts of a training run, over HTTP only."""
 
 from abut.nemo_gym.gym_agent import NemoGym
 

@@ -1,4 +1,4 @@
-"""The single checks before training: of agents, their model servers, judges and rows.
+"""The single checks before training, of agents, their model servers, judges and rows.
 
 Invariant: each finding that is an error says what to change. The gateway's key is compared and
 never shown.
@@ -64,7 +64,7 @@ class Finding:
 
     @classmethod
     def of(cls, error: Exception) -> "Finding":
-        """Return an error as a finding, its hint apart."""
+        """Return an error as a finding, with its hint separated."""
         what, _, hint = str(error).partition("\nhint: ")
         return cls("error", what, hint)
 
@@ -90,7 +90,7 @@ def server_findings(head_url: str, played: PlayedBy) -> Iterator[Finding]:
 
 
 def trouble_behind(servers: Servers, agent: str) -> str | None:
-    """Return which server behind an agent does not answer, and why; None if all do."""
+    """Return which server that an agent needs does not answer, and why; None if all answer."""
     for what, name, url in servers.behind(agent):
         if trouble := _trouble_at(f"{url}/"):
             return f"its {what} {name} at {url} does not answer: {trouble}\nhint: {_NOT_RESTARTED}"
@@ -100,7 +100,7 @@ def trouble_behind(servers: Servers, agent: str) -> str | None:
 def models_findings(
     servers: Servers, agents: Iterable[str], *, gateway_url: str | None, key: str | None
 ) -> Iterator[Finding]:
-    """Check that the model servers of agents ask the gateway, and return tokens.
+    """Check that the model servers of agents call the gateway, and return tokens.
 
     Args:
         servers: the head's servers.
@@ -126,7 +126,7 @@ def models_findings(
 def judge_findings(
     servers: Servers, agents: Iterable[str], *, judge: str | None
 ) -> Iterator[Finding]:
-    """Find judges of these agents that ask the policy in training.
+    """Find judges of these agents that call the policy in training.
 
     Args:
         servers: the head's servers.
@@ -183,7 +183,7 @@ def _model_findings(
 
 
 def row_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Find sampling parameters in rows that servers refuse or drop, or that the trainer decides."""
+    """Find sampling parameters in rows that servers refuse or drop, or that the trainer sets."""
     count, said = 0, Counter[str]()
     for row in rows:
         count += 1
@@ -251,7 +251,7 @@ def _address_findings(
 
 
 def gateway_findings(url: str, key: str, trouble: str) -> Iterator[Finding]:
-    """Say what runs at the gateway's address if `abut doctor` cannot listen there itself."""
+    """Report what runs at the gateway's address if `abut doctor` cannot listen there itself."""
     try:
         is_ours = _is_gateway(url, key)
     except OSError as error:
@@ -300,7 +300,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _trouble_at(url: str) -> str | None:
-    """Return why nothing answers there; None if something does, whatever it says."""
+    """Return why nothing answers there; None if anything answers."""
     try:
         _get(url, {})
     except AnswerError:

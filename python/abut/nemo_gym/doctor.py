@@ -1,4 +1,4 @@
-"""The checks of a Gym before training: those of `abut doctor`, and those before the first batch.
+"""The checks of a Gym before training, by `abut doctor` and before the first batch.
 
 Invariant: the doctor starts a gateway only at an address where none runs, and does not touch the
 rollouts of a gateway that runs.
@@ -84,9 +84,10 @@ def doctor(
 
     Args:
         head_url: the address of Gym's head.
-        datasets: the rows that you will train on, whose agents are checked; none: all agents.
-        agent: the agent of rows that name none.
-        host: where the gateway listens for the probe rollouts; None: where `policy_base_url` says.
+        datasets: the rows that you will train on, whose agents are checked; empty: all agents.
+        agent: the agent of rows that do not name one.
+        host: the address on which the gateway listens for probe rollouts; None: as in
+            `policy_base_url`.
         timeout_s: seconds that a probe rollout may take.
         tokenizer: the model that you will train: its chat template must be able to write the
             agents' requests; None: only the template of abut's demo writes them.
@@ -145,7 +146,7 @@ def _rehearsed(
     template: Template | None,
     judge: str | None,
 ) -> Iterator[Finding]:
-    """Play a rollout of each agent, at a gateway under the address that their model server asks."""
+    """Play a rollout of each agent, with a gateway at the address that their model server calls."""
     parts = urlsplit(url)
     if key is None:
         yield Finding(
@@ -190,7 +191,7 @@ async def _probed(
     timeout_s: float,
     judge: str | None,
 ) -> list[Finding]:
-    """Play a rollout of each agent, all at once; for a row of None, one is made up.
+    """Play a rollout of each agent, all at once; None as a row stands for a made-up row.
 
     A request without a rollout's id is treated as in training: the rollout that has its history
     gets it, or the judge answers it if the judge is the policy, or it is refused.
@@ -228,7 +229,7 @@ def _a_row(number: int) -> dict[str, Any]:
 def _by_address(
     servers: Servers, agents: Sequence[str]
 ) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Yield the addresses that model servers ask, each with its key and the agents that use it."""
+    """Yield the addresses that model servers call, each with its key and the agents that use it."""
     grouped: dict[tuple[str, str | None], list[str]] = {}
     for agent in agents:
         model = servers.model_of(agent)

@@ -1,7 +1,7 @@
-"""The agents of a NeMo Gym as one agent of abut: the agent that a row names plays the row.
+"""The agents of a NeMo Gym as one agent of abut: each row is played by the agent it names.
 
 Invariant: a rollout is one request to `/run`. The agent's calls reach the gateway under the
-rollout's id, and the row is made of the gateway's ledger.
+rollout's id, and the row is made from the gateway's ledger.
 """
 
 import asyncio
@@ -52,19 +52,20 @@ class NemoGym:
     Args:
         head_url: the address of Gym's head server.
         name: the name in logs, errors and the dataset's column `environment`.
-        batch_timeout_s: seconds after which the rollouts of a batch that still play fail; None:
+        batch_timeout_s: seconds after which all unfinished rollouts of a batch fail; None:
             `RolloutConfig.rollout_timeout_s` is the only limit.
-        judge: "policy" answers requests that name no rollout, such as those of a judge that asks
-            the policy's model server, from the policy, and never trains them; None refuses them.
-        check: what to check before the first batch: "all" has each agent of the dataset play a
-            scripted rollout, "config" only reads Gym's configuration, None checks nothing.
+        judge: "policy": the policy answers requests without a rollout's id, such as those of a
+            judge that uses the policy's model server, and they are never trained; None: they are
+            refused.
+        check: the checks before the first batch: "all" lets each agent of the dataset play a
+            scripted rollout, "config" only reads Gym's configuration, None skips all checks.
 
     Attributes:
         name: the argument.
         judge: the argument.
 
     Raises:
-        ValueError: an argument has a value that it must not have.
+        ValueError: an argument has an invalid value.
         MissingExtraError: PyYAML is not installed.
     """
 
@@ -104,14 +105,14 @@ class NemoGym:
     ) -> Any:
         """Return rows of NeMo Gym as a `datasets.Dataset` for `GRPOTrainer(train_dataset=…)`.
 
-        Its columns: `prompt`, for people; `environment`, this object's name, for a `dict` of
-        environments; `nemo_gym_agent`; and the row itself, as it is in the file.
+        Its columns are `prompt`, for display; `environment`, this object's name, for a `dict` of
+        environments; `nemo_gym_agent`; and the row itself, exactly as in the file.
 
         Args:
             jsonl: one file of JSON lines, or several, which are mixed evenly.
-            agent: the agent of rows that name none; one for all files, or one for each.
-            weights: the share of each file. Every row is used; rows of a file with more weight
-                than rows are repeated. None: each row once.
+            agent: the agent of rows that do not name one; one for all files, or one for each.
+            weights: the share of each file. Every row is used; rows of files with a larger weight
+                repeat. None: each row once.
 
         Raises:
             EnvError: the head cannot be reached.
@@ -134,7 +135,7 @@ class NemoGym:
         return json_dataset(lines, ROW, self.name)
 
     async def start(self, gateway: Gateway) -> None:
-        """Ask the head where its agents are; before the first batch, check its configuration.
+        """Get the agents' addresses from the head; before the first batch, check the configuration.
 
         Raises:
             EnvError: the head cannot be reached, or training would go wrong.
@@ -164,7 +165,7 @@ class NemoGym:
         """Check Gym before the first batch, and log the findings.
 
         Raises:
-            EnvError: training would go wrong; names everything that has to change.
+            EnvError: training would go wrong; names everything that must change.
         """
         found = await findings_of_batch(
             gateway,
@@ -182,7 +183,7 @@ class NemoGym:
             raise EnvError("\n".join(errors))
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
-        """Have the row's agent play.
+        """Let the row's agent play.
 
         Raises:
             UnplayableRow: the row's agent does not exist.
@@ -217,14 +218,14 @@ class NemoGym:
         return AgentResult(result.reward)
 
     async def _checked_again(self, servers: Servers, agent: str) -> PlayedBy:
-        """Check the servers behind an agent before it plays a rollout again.
+        """Check the servers that an agent needs before it plays a rollout again.
 
-        Gym never stops asking a server that has ended, so without this check another attempt would
-        fail like the last one: after all of its time.
+        Gym keeps calling a server that has ended, so without this check another attempt would also
+        fail only after its full time limit.
 
         Raises:
-            EnvError: a server behind the agent does not answer, even at the address that the head
-                has now.
+            EnvError: a server that the agent needs does not answer, even at the head's current
+                address for it.
         """
         trouble = await THREADS.ask(lambda: trouble_behind(servers, agent))
         if trouble is not None:
@@ -267,7 +268,7 @@ class NemoGym:
         return {_JUDGE_CALLS: (judge.take_calls() if judge is not None else 0) / rollouts}
 
     def _say_unnamed(self) -> None:
-        """Warn once for each batch about requests that came without a rollout's id."""
+        """Warn once for each batch about requests without a rollout's id."""
         assert self._gateway is not None
         unnamed = self._gateway.registry.unnamed
         if unnamed.matched or unnamed.refused:

@@ -1,8 +1,8 @@
-"""The head server of a NeMo Gym, which knows the addresses of all others.
+"""The head server of a NeMo Gym, which knows the addresses of all other servers.
 
-Invariant: the head's last answer holds until it is asked again. Ports are random, so it is asked
-again before each batch, and when a server does not answer at its address. Its configuration has a
-key in clear text, so nothing of it is logged.
+Invariant: the head's last answer is used until the next request to it. Ports are random, so abut
+requests it again before each batch, and when a server does not answer at its address. The
+configuration has a key in clear text, so it is never logged.
 """
 
 import json
@@ -45,7 +45,7 @@ class Head:
         return self._address.url
 
     def servers(self) -> Servers:
-        """Return the servers by the head's last answer; blocks if the head has to be asked.
+        """Return the servers in the head's last answer; blocks if a new request is needed.
 
         Raises:
             EnvError: the head does not answer, and never did.
@@ -66,7 +66,7 @@ class Head:
             return self._known
 
     def forget(self) -> None:
-        """Ask the head again at the next call, because a server is not where it was."""
+        """Request the servers again at the next call, because one does not answer."""
         self._is_stale = True
 
     def _ask(self) -> Servers:

@@ -1,7 +1,7 @@
 """Rows of NeMo Gym's JSON lines as a dataset, and back.
 
 Invariant: a row comes out of the dataset as it was in the file. Arrow would add a null for each key
-that only other rows have, and servers refuse such nulls, so the dataset holds a row as one text.
+that only other rows have, and servers refuse such nulls, so the dataset holds a row as one string.
 """
 
 import json
@@ -36,8 +36,8 @@ def lines_of(path: File, servers: Servers, agent: str | None) -> list[JsonRow]:
 
     Args:
         path: a file of JSON lines.
-        servers: know the agents.
-        agent: the agent of rows that name none.
+        servers: the servers, with the agents.
+        agent: the agent of rows that do not name one.
 
     Raises:
         ValueError: a line is not a row, or its agent does not exist; names the line.
@@ -65,7 +65,7 @@ def lines_of(path: File, servers: Servers, agent: str | None) -> list[JsonRow]:
 
 
 def check_row(row: Any) -> None:
-    """Refuse a row that no agent could play.
+    """Refuse a row that agents could not play.
 
     Raises:
         ValueError: says what is wrong with the row.
@@ -85,7 +85,7 @@ def check_row(row: Any) -> None:
 
 
 def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's own parameters for the model server, which Gym takes only in its metadata.
+    """Return a row's parameters for the model server, which Gym takes only in metadata.
 
     Raises:
         ValueError: Gym would not take them.
@@ -110,13 +110,13 @@ def extra_body(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def params_of(row: Mapping[str, Any]) -> Any:
-    """Return a row's parameters; those of a materialized task are in its input."""
+    """Return a row's parameters; a materialized task has them in its input."""
     task = row.get("task_input")
     return task.get(PARAMS) if isinstance(task, Mapping) else row.get(PARAMS)
 
 
 def openings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the row's input as chat messages; none if it holds other items too."""
+    """Return the row's input as chat messages; empty if it has other items too."""
     said = params_of(row)["input"]
     if isinstance(said, str):
         return [{"role": "user", "content": said}]

@@ -1,11 +1,11 @@
-"""The request to `/run`: its body, made of a row and a rollout's id, and its connection.
+"""The request to `/run`: its body, made from a row and a rollout's id, and its connection.
 
-Invariant: the row is sent as it is, except for fields that a server would refuse or that would
+Invariant: the row is sent unchanged, except for fields that a server would refuse or that would
 sample off-policy: null parameters are left out, and sampling settings are the trainer's.
 
-An agent may be silent for as long as it plays, but its machine may not. Nothing crosses such a
-connection for minutes, so the operating system keeps asking the other one whether it is still
-there: a node that is cut off costs its rollouts half a minute instead of all their time.
+An agent may be silent for as long as it plays, but its machine may not. Such a connection is idle
+for minutes, so it uses TCP keep-alive: if a node is cut off, its rollouts fail after half a minute
+instead of their full time limit.
 """
 
 import json
@@ -135,7 +135,7 @@ def _params(
 
 
 class RunSession:
-    """Asks any number of agents to play, each over a connection of its own.
+    """Sends requests to agents, each over its own connection.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
@@ -157,7 +157,7 @@ class RunSession:
         )
 
     async def run(self, url: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Post to `/run` of a server; return status and body, however long that takes.
+        """Post to `/run` of a server; return status and body, without a time limit.
 
         Raises:
             OSError: the connection failed or broke, or the answer is too long.
@@ -179,12 +179,12 @@ class RunSession:
             raise OSError(said(error)) from error
 
     async def close(self) -> None:
-        """Abandon the requests that still run, and close."""
+        """Abandon the pending requests, and close."""
         await self._session.close()
 
 
 def _watched(address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket that notices when the other machine is gone."""
+    """Return a socket that notices when the other machine is unreachable."""
     family, kind, protocol, *_ = address
     watched = socket.socket(family, kind, protocol)
     watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,6 +1,6 @@
 """The result of `/run`, read from an agent's answer, and the outcome of its rollout.
 
-Invariant: a result is a score or a failure. The HTTP status is not enough to tell: environment
+Invariant: a result is a score or a failure. The HTTP status does not decide it, because environment
 servers report failures with 200. The tokens of a result are compared with the ledger and never
 trained. A rollout that failed, was masked, or whose tokens differ from the ledger has no reward:
 None, never 0.0.
@@ -25,7 +25,7 @@ _SHOWN = 400
 _HOP = "calling an inner server: "
 _WRONG_FIELD = re.compile(r'"loc": ?\[([^\]]*)\], ?"msg": ?"([^"]*)"')
 _REFUSAL = re.compile(r"""\{"error": ?\{"message": ?"(.*?)", ?"type\"""", re.DOTALL)
-"""A refusal of the gateway: the fields after its message add nothing."""
+"""A refusal of the gateway; the fields after its message are not needed."""
 # Each hop escapes a newline once more. Only before "hint:" is it a newline for sure: elsewhere
 # a backslash and an n may be LaTeX.
 _ESCAPED_HINT = re.compile(r"\\+nhint: ")
@@ -144,8 +144,8 @@ def _of_episode(agent: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _is_masked(value: Mapping[str, Any]) -> bool:
     """Return whether a result says that its reward measures nothing.
 
-    Agents that run a container for each row say so in the copy of their settings that they answer
-    with, `instance_config`, and some of them nowhere else.
+    Agents that run a container for each row report it in `instance_config`, the copy of their
+    settings in the answer, and some report it only there.
     """
     settings = value.get("instance_config")
     said = [value, settings] if isinstance(settings, Mapping) else [value]
@@ -179,7 +179,7 @@ def _calls(output: Any) -> Iterable[tuple[NDArray[np.int64], int]]:
 
 
 def _lacks_field(value: Any) -> bool:
-    """Return whether a server says that the row lacks what it needs, which no retry changes."""
+    """Return whether a server says that the row lacks a field, which a retry cannot fix."""
     return "Field required" in json.dumps(value)
 
 
@@ -206,7 +206,7 @@ class Outcome(StrEnum):
     """The environment says that the reward measures nothing."""
     FAILED = "failed"
     DRIFT = "drift"
-    """The agent's tokens differ from the ledger: another model answered it."""
+    """The agent's tokens differ from the ledger, because another model answered it."""
 
 
 def outcome_of(rollout: Rollout, result: RunResult | None) -> Outcome:
@@ -277,7 +277,7 @@ def _requests(count: int) -> str:
 
 
 def _ledger(rollout: Rollout) -> Iterator[NDArray[np.int64]]:
-    """Yield the tokens of the row and of each branch, prompt and completion."""
+    """Yield the tokens of the row and of each branch, prompt and completion together."""
     told: Sequence[Any] = [rollout, *rollout.branches]
     for one in told:
         if one.columns is not None:

@@ -1,6 +1,6 @@
-"""Probe rollouts: an agent plays once with a scripted policy, to see how its calls arrive here.
+"""Probe rollouts: an agent plays once with a scripted policy, to see how its calls arrive.
 
-Invariant: no model is asked. The policy calls the first tool that it is offered, and then answers,
+Invariant: no model is called. The policy calls the first tool that it is offered, and then answers,
 so that an agent with tools makes two calls, which must become one conversation.
 """
 
@@ -64,7 +64,7 @@ class ScriptedPolicy:
 
     Attributes:
         asked: the requests, in order.
-        error: why it could not go on, if so.
+        error: why it could not continue, if it could not.
     """
 
     def __init__(self, writing: RunWriters | None = None, *, number: int = 0) -> None:
@@ -123,7 +123,7 @@ async def probe(
     timeout_s: float,
     is_example: bool = True,
 ) -> list[Finding]:
-    """Have an agent play a row once, and return the findings.
+    """Let an agent play a row once, and return the findings.
 
     Args:
         registry: the registry of the gateway that runs.
@@ -132,7 +132,8 @@ async def probe(
         row: a row of a dataset.
         number: the probe's number, for its id and its answers.
         timeout_s: seconds that the rollout may take.
-        is_example: whether the row is one of the agent's own; else a failure is only a warning.
+        is_example: whether the row is one of the agent's own; otherwise a failure is only a
+            warning.
     """
     played = servers.of(agent)
     script = ScriptedPolicy(number=number)
@@ -173,7 +174,7 @@ async def probe(
 
 
 async def _written(played: PlayedBy, registry: Registry, script: ScriptedPolicy) -> list[Finding]:
-    """Check that the run's template can write the requests: the probe used the demo's template.
+    """Check that the run's template can write the requests, because the probe used the demo's.
 
     Runs on the gateway's loop, because its processors belong to that loop.
     """

@@ -1,4 +1,4 @@
-"""The servers of one head: where agents are, and which of them plays a row.
+"""The servers of one head: the addresses of agents, and the agent of each row.
 
 Invariant: a row has one agent, or the error lists the agents that exist. An environment server that
 is more than a relay gets its agent's rollouts, because it prepares and scores them.
@@ -55,7 +55,7 @@ class PlayedBy:
 
 @dataclass(frozen=True)
 class ModelServer:
-    """A model server of Gym, which asks the gateway for an agent.
+    """A model server of Gym, which calls the gateway for an agent.
 
     Attributes:
         name: the server's name.
@@ -71,7 +71,7 @@ class ModelServer:
     def api_key(self) -> str | None:
         """The key that it sends; None if only its own process knows the key.
 
-        If the key is an environment variable, this process's variable of that name is taken.
+        If the key is an environment variable, this process's variable of that name is used.
         """
         said = str(self.settings.get("api_key"))
         if (variable := _VARIABLE.fullmatch(said)) is not None:
@@ -80,17 +80,17 @@ class ModelServer:
 
     @property
     def base_urls(self) -> list[str]:
-        """The addresses that it asks; several if it spreads rollouts."""
+        """The addresses that it calls; several if it spreads rollouts."""
         said = self.settings.get("base_url")
         return [str(url) for url in (said if isinstance(said, list) else [said]) if url]
 
 
 @dataclass(frozen=True)
 class AskedApart:
-    """A model that a server asks besides its agent's own: a judge, or a simulated user.
+    """A model that a server calls in addition to its agent's own: a judge, or a simulated user.
 
     Attributes:
-        server: the name of the server that asks.
+        server: the name of the server that calls it.
         kind: that server's kind, `resources_servers` and others.
         field: its setting that names the model.
         model: the model server's name, or the address that the setting has instead.
@@ -131,7 +131,7 @@ class Servers:
 
     @property
     def agents(self) -> list[str]:
-        """The names of all agents, and of environment servers that have several."""
+        """The names of all agents, and of environment servers with several agents."""
         return sorted(self._played)
 
     def of(self, agent: str) -> PlayedBy:
@@ -150,7 +150,7 @@ class Servers:
         If a `task_source` fits several agents, the default decides.
 
         Raises:
-            ValueError: the row names no agent that exists, or several fit.
+            ValueError: the row does not name an existing agent, or several fit.
         """
         reference = row.get("agent_ref")
         name = reference.get("name") if isinstance(reference, Mapping) else reference
@@ -170,7 +170,7 @@ class Servers:
         )
 
     def model_of(self, agent: str) -> ModelServer | None:
-        """Return the model server that an agent asks; None if its configuration names none."""
+        """Return the model server that an agent calls; None if its configuration has none."""
         reference = self._settings_of(agent, AGENTS).get(_OWN_MODEL)
         return self._model(reference.get("name") if isinstance(reference, Mapping) else None)
 
@@ -185,7 +185,7 @@ class Servers:
                 yield what, str(name), url
 
     def asked_apart(self, agent: str) -> Iterator[AskedApart]:
-        """Yield the models that an agent and its resources server ask besides the agent's own."""
+        """Yield the models that an agent and its resources server call besides the agent's own."""
         environment = self.of(agent).environment
         for kind, name in (
             (RESOURCES, self._resources_of(agent)),
@@ -209,7 +209,7 @@ class Servers:
             yield AskedApart(server, kind, field, url, [url])
 
     def _model(self, name: Any) -> ModelServer | None:
-        """Return the model server of a name; None if there is none."""
+        """Return the model server of a name; None if there is no such server."""
         kinds = self._block(name, MODELS) if isinstance(name, str) else {}
         for kind, settings in kinds.items():
             known = settings if isinstance(settings, Mapping) else {}
@@ -217,7 +217,7 @@ class Servers:
         return None
 
     def kind_of(self, agent: str) -> str | None:
-        """Return the implementation of an agent, such as `simple_agent`; None if not known."""
+        """Return the implementation of an agent, such as `simple_agent`; None if unknown."""
         return next(map(str, self._block(agent, AGENTS)), None)
 
     def _all_played(self) -> Iterator[tuple[str, PlayedBy]]:
@@ -266,7 +266,7 @@ class Servers:
         return reference.get("name") if isinstance(reference, Mapping) else None
 
     def _settings_of(self, name: str, kind: str) -> Mapping[str, Any]:
-        """Return the settings of a server: those of its one implementation."""
+        """Return the settings of a server: the settings of its only implementation."""
         for settings in self._block(name, kind).values():
             return settings if isinstance(settings, Mapping) else {}
         return {}
@@ -277,7 +277,7 @@ class Servers:
         return kinds if isinstance(kinds, Mapping) else {}
 
     def _resolved(self, value: Any, depth: int = 0) -> Any:
-        """Return a part of the configuration with its `${…}` resolved, as far as they are known."""
+        """Return a part of the configuration with its `${…}` resolved, as far as possible."""
         if depth > _DEEPEST:
             return value
         if isinstance(value, Mapping):

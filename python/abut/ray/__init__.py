@@ -1,7 +1,7 @@
-"""Ray: environments and agents in processes all over a cluster, lent as from any pool.
+"""Ray: environments and agents in processes on a cluster, lent like those of any pool.
 
-Invariant: one lease, one episode; no call is ever sent twice, and an actor that does not answer is
-never lent again.
+Invariant: a lease is used for one episode; no call is sent twice, and an actor that does not answer
+is never lent again.
 """
 
 from abut.ray.ray_pool import RayPool

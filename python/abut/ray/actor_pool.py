@@ -1,4 +1,4 @@
-"""Actors, and who has which slot of them.
+"""A pool of actors, which lends their slots.
 
 Invariant: a lease is one slot of one actor that has answered, and a call of it is sent once. An
 actor that died, or that hangs, gets no new lease and is replaced at once. Borrowers wait in line as
@@ -34,26 +34,26 @@ logger = logging.getLogger(__name__)
 # An actor that cannot start is tried again; to start one takes half a second of CPU at least.
 _delays_s = functools.partial(backoff, 0.5, 30.0)
 _LATE_S = 1.0
-"""How long a call that was given up may still take; most were given up because a batch ended."""
+"""How long a call may still run after it was given up, usually because a batch ended."""
 _CLOSE_S = 30.0
 """How long an environment may take to close."""
 _NOTICE_S = 5.0
-"""When a log line says that no actor has started."""
+"""After how long a log line says that no actor has started."""
 _LOOK_S = 2.0
 """How long the cluster may take to say what is free."""
 _HEAD_S = 5.0
-"""How often the head of the cluster is asked for a connection."""
+"""The seconds between two checks of the cluster's head."""
 
 
 @dataclass(eq=False)
 class Actor:
-    """An actor as seen from here."""
+    """The pool's view of an actor."""
 
     handle: Any
     slots: int
     delays_s: Iterator[float] = field(default_factory=_delays_s)
     is_ready: bool = False
-    """True if it answers, and may be lent: not before its first answer, never once it is left."""
+    """True if it answers and may be lent: from its first answer until it is abandoned."""
     free: list[int] = field(init=False)
     """The slots that are not lent."""
 
@@ -73,25 +73,25 @@ class Lease:
     actor: Actor
     slot: int
     number: int
-    """No other lease has it."""
+    """A unique number."""
     call: "asyncio.Future[CallOutcome] | None" = None
     """The last call that was sent."""
     closes: bool = True
     """True if there is something to close in the actor when the lease ends."""
     cancels: bool = False
-    """True if a call that was given up can be cancelled in the actor."""
+    """True if calls can be cancelled in the actor after they were given up."""
 
 
 class ActorPool(LendingPool[Lease]):
     """Lends slots.
 
     Args:
-        make: makes an actor, at once: it may be long until it runs.
-        slots: of each actor.
-        what: is made in an actor, for errors.
-        start_timeout_s: how long there may be no actor that answers.
-        room: says what an actor asks for and what is free; may block.
-        check_head: raises an `EnvError` where the head of the cluster is gone; may block.
+        make: makes an actor, and returns before the actor runs.
+        slots: the number of slots of each actor.
+        what: the kind of object in an actor, for errors.
+        start_timeout_s: how long the pool may be without an actor that answers.
+        room: describes what an actor needs and what is free; may block.
+        check_head: raises an `EnvError` if the head of the cluster does not answer; may block.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class ActorPool(LendingPool[Lease]):
         self._room = room
         self._check_head = check_head
         self._actors: list[Actor] = []
-        """The actors that are ready or start."""
+        """The actors that are ready or starting."""
         self._left: set[Actor] = set()
-        """The actors that get no new lease, and on which others still play."""
+        """The abandoned actors, on which episodes are still running."""
         self._numbers = itertools.count()
         self._last_error = ""
         self._nobody: str | None = None
-        """Why no lease can be had; None: it can, or may be soon."""
+        """Why no lease can be given; None: one can be, now or soon."""
         self._deadline: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     async def start(self) -> None:
-        """Have all actors made.
+        """Make all actors.
 
         Raises:
             Exception: Ray refuses the options of an actor.
@@ -135,7 +135,7 @@ class ActorPool(LendingPool[Lease]):
         self._spawn(self._watch_head())
 
     async def lend(self) -> Lease:
-        """Wait for a slot: of the actor with the fewest leases.
+        """Wait for a slot, and take it from the actor with the fewest leases.
 
         Raises:
             EnvError: no actor lives, and none has started for `start_timeout_s`.
@@ -146,13 +146,13 @@ class ActorPool(LendingPool[Lease]):
         """Send a call of a lease, and wait for its answer.
 
         Args:
-            lease: its last call was answered.
-            name: what errors call this one.
-            method: of the actor.
-            args: what it gets behind the lease's number.
+            lease: one whose last call was answered.
+            name: the name of this call in errors.
+            method: the method of the actor.
+            args: the arguments after the lease's number.
 
         Raises:
-            EnvError: the actor is gone, or cannot answer.
+            EnvError: the actor died, or cannot answer.
         """
         actor = lease.actor
         try:
@@ -181,14 +181,14 @@ class ActorPool(LendingPool[Lease]):
         return answer
 
     def give_back(self, lease: Lease) -> None:
-        """Take a slot back once nothing plays in it; does not wait for that."""
+        """Take a slot back when its episode has ended; do not wait for that."""
         if lease.closes or (lease.call is not None and not lease.call.done()):
             self._spawn(self._end(lease))
         else:
             self._free(lease)
 
     async def close(self) -> None:
-        """End all actors, also those with leases."""
+        """End all actors, including those with leases."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -210,7 +210,7 @@ class ActorPool(LendingPool[Lease]):
         return Lease(actor, actor.free.pop(), next(self._numbers))
 
     def _give_up(self, began: float) -> None:
-        """Raise if no lease can be had, and none may be soon."""
+        """Raise if no lease can be given, now or soon."""
         if self._nobody is not None:
             raise EnvError(self._nobody)
 
@@ -271,7 +271,7 @@ class ActorPool(LendingPool[Lease]):
         self._begin(Actor(self._make(), actor.slots, actor.delays_s))
 
     def _leave(self, actor: Actor, why: str) -> None:
-        """Lend an actor no more: it is replaced, and ends when the last of its leases does."""
+        """Abandon an actor: it is replaced, and ends when its last lease ends."""
         if actor not in self._actors:
             return  # another lease of it has said so, or it was closed
         logger.info("replaced an actor with %d leases: %s", actor.leases, why)
@@ -283,7 +283,7 @@ class ActorPool(LendingPool[Lease]):
         self._begin(Actor(self._make(), actor.slots))
 
     def _watch(self) -> None:
-        """Count the time in which no actor answers."""
+        """Start or stop the clock of `start_timeout_s`."""
         if any(actor.is_ready for actor in self._actors):
             if self._deadline is not None:
                 self._deadline.cancel()
@@ -306,12 +306,12 @@ class ActorPool(LendingPool[Lease]):
         )
 
     def _refuse(self, why: str) -> None:
-        """End the waiting of all in line, and of all that come, with this error."""
+        """Raise this error for all borrowers, now and later."""
         self._nobody = why
         self._wake()
 
     async def _notice(self) -> None:
-        """Warn early that no actor runs, and later that only some of them do."""
+        """Warn early if no actor is running, and later if only some are running."""
         await asyncio.sleep(min(_NOTICE_S, self._start_timeout_s))
         if not any(actor.is_ready for actor in self._actors) and self._nobody is None:
             logger.warning("no actor of the pool is running yet: %s", await self._cluster_says())
@@ -319,7 +319,7 @@ class ActorPool(LendingPool[Lease]):
         await self.say_who_runs()
 
     async def say_who_runs(self) -> None:
-        """Warn where the cluster has room for some of the actors and not for all."""
+        """Warn if the cluster has room for only some of the actors."""
         ready = sum(actor.is_ready for actor in self._actors)
         if 0 < ready < len(self._actors):
             logger.warning(
@@ -331,7 +331,7 @@ class ActorPool(LendingPool[Lease]):
             )
 
     async def _watch_head(self) -> None:
-        """Log, once each time, that the head is gone; Ray itself ends the process silently."""
+        """Log once when the head stops answering, because Ray itself ends the process silently."""
         was_there = True
         while True:
             await asyncio.sleep(_HEAD_S)

@@ -1,11 +1,11 @@
 """Calls to actors and their answers, as bytes.
 
-Invariant: each call is sent once, and its outcome is a value, never an exception that nobody
-retrieves. Both ends of the wire know the answers below, and nothing else of each other.
+Invariant: each call is sent once, and its outcome is a value, never an exception that is not
+retrieved. Both ends share the answer types below, and nothing else.
 
-Ray sends bytes as they are. It would look at each argument apart, and into each answer for what it
-can write without pickling: of calls as small as these, that is a tenth of the CPU on both sides.
-Ray's own text about a call that has no answer is shortened to what its user needs.
+Arguments and answers are sent as bytes, because Ray would inspect each argument and each answer for
+parts that it can send without pickling; for calls as small as these, that takes a tenth of the CPU
+time on both sides. Ray's own text about a failed call is shortened to what the user needs.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ class Finished(NamedTuple):
     """The result of an agent."""
 
     pickled: bytes
-    """An `AgentResult`, whose reward is NaN where the agent's was. Pickled by us: what Ray cannot
-    pickle or read would look like an actor that is broken."""
+    """An `AgentResult`; its reward is NaN if the agent's was. Pickled by abut, because a value that
+    Ray cannot pickle or read would look like a broken actor.
+    """
 
 
 class Failed(NamedTuple):
@@ -44,11 +45,11 @@ class Failed(NamedTuple):
     text: str
     trace: str
     is_row: bool = False
-    """True if the row of the dataset is wrong, so that no other attempt can help."""
+    """True if the row of the dataset is wrong, so another attempt cannot help."""
     is_exhausted: bool = False
-    """True if the process has run out of something that the others in it need, too."""
+    """True if the process has run out of a resource that its other slots need too."""
     may_pass: bool = True
-    """True if another attempt may do better."""
+    """True if another attempt may succeed."""
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -67,7 +68,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def packed(value: Any) -> bytes:
-    """Return a value as bytes, classes of the main script included."""
+    """Return a value as bytes; classes of the main script can be pickled too."""
     return the_ray().cloudpickle.dumps(value)  # type: ignore[no-any-return]
 
 
@@ -77,7 +78,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def wired(method: Callable[..., Any]) -> Callable[[Any, bytes], bytes]:
-    """Have a method of an actor called with its arguments packed, and its answer packed."""
+    """Wrap a method of an actor so that its arguments and its answer are packed."""
 
     def called(self: Any, arguments: bytes) -> bytes:
         answer = method(self, *unpacked(arguments))
@@ -97,11 +98,11 @@ def wired(method: Callable[..., Any]) -> Callable[[Any, bytes], bytes]:
 
 
 _LONGEST = 300
-"""Of what Ray says; it goes on about what may have been."""
+"""The most characters of Ray's text, which goes into possible causes at length."""
 
 
 class CallOutcome(NamedTuple):
-    """The outcome of a call: a value, so nothing complains if nobody looks at it."""
+    """The outcome of a call, as a value, so that asyncio does not warn if it is not retrieved."""
 
     answer: Any
     error: BaseException | None
@@ -113,12 +114,12 @@ def thread_of(slot: int) -> str:
 
 
 def sent(method: Any, *args: Any, slot: int | None = None) -> "asyncio.Future[CallOutcome]":
-    """Send a call; its reply comes to this loop, and is never an error.
+    """Send a call; return a future of this loop, which never holds an exception.
 
     Args:
-        method: of an actor.
-        args: of the method.
-        slot: on whose thread it runs, behind the calls before; None: on that of no slot.
+        method: the method of an actor.
+        args: the arguments of the method.
+        slot: the slot on whose thread it runs, after earlier calls; None: a thread without a slot.
     """
     if slot is not None:
         method = method.options(concurrency_group=thread_of(slot))
@@ -134,18 +135,18 @@ def sent(method: Any, *args: Any, slot: int | None = None) -> "asyncio.Future[Ca
 
 
 async def within(seconds: float, call: "asyncio.Future[CallOutcome]") -> None:
-    """Wait for a call, and not longer than that."""
+    """Wait for a call, with a time limit."""
     await asyncio.wait([call], timeout=seconds)
 
 
 def kill(actor: Any) -> None:
-    """End an actor, whatever plays in it; does not wait."""
+    """Kill an actor, with all episodes in it; do not wait."""
     with suppress(Exception):  # Ray is gone, and the actor with it
         the_ray().kill(actor)
 
 
 def said_of(error: BaseException) -> str:
-    """Return what Ray says of a call that has no answer, in one line."""
+    """Return Ray's text about a failed call, in one line."""
     known = the_ray().exceptions
     if isinstance(error, known.RayTaskError):
         return f"its actor raised {text_of(error.cause)}"
@@ -157,7 +158,7 @@ def said_of(error: BaseException) -> str:
 
 
 def hint_of(error: BaseException) -> str:
-    """Return the hint for a call that has no answer, as the end of a text."""
+    """Return the hint for a failed call, to append to its message."""
     known = the_ray().exceptions
     if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
         return ""

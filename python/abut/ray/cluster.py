@@ -1,9 +1,9 @@
-"""Ray itself, and the cluster of this process: the first pool joins or starts it, the last leaves.
+"""Ray and the cluster of this process; the first pool joins or starts it, the last leaves it.
 
 Ray is imported only when a pool is made.
 
-Invariant: nothing here waits for an address that does not answer. Ray itself would, for minutes in
-which no Ctrl-C is seen, so each address is asked for a connection first.
+Invariant: nothing here waits for an address that does not answer. Ray itself would wait for
+minutes, ignoring Ctrl-C, so a connection to each address is tried first.
 """
 
 import ipaddress
@@ -22,10 +22,10 @@ from abut.errors import EnvError, MissingExtraError, text_of
 
 
 def the_ray() -> Any:
-    """The package.
+    """Return the package `ray`.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Ray is not installed.
     """
     try:
         import ray
@@ -47,10 +47,10 @@ _job_env: Mapping[str, Any] = {}
 
 
 def split_runtime_env(runtime_env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what of a runtime environment is the job's, and what an actor may have.
+    """Split a runtime environment into the job's part and the part for actors.
 
-    A folder of this machine can be sent along with a job alone; an address, such as `s3://…`, is
-    taken by actors too.
+    A folder of this machine can be sent only with a job; an address, such as `s3://…`, also works
+    for actors.
     """
     job = {
         key: value
@@ -61,16 +61,16 @@ def split_runtime_env(runtime_env: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def join(address: str | None, job_env: Mapping[str, Any], *, ranks: int) -> Callable[[], None]:
-    """Join a cluster, or start one on this machine; returns what leaves it again.
+    """Join a cluster, or start one on this machine; return a function that leaves it.
 
     Args:
-        address: `host:port` of the cluster's head. None: `RAY_ADDRESS`, or else this machine.
-        job_env: what of the runtime environment goes with the job.
-        ranks: how many processes train together.
+        address: `host:port` of the cluster's head. None: `RAY_ADDRESS`, otherwise this machine.
+        job_env: the job's part of the runtime environment.
+        ranks: the number of processes that train together.
 
     Raises:
-        EnvError: nothing answers there, or Ray cannot join it from here.
-        ValueError: the address is none, or this process is in another cluster already.
+        EnvError: nothing answers at the address, or Ray cannot join the cluster from here.
+        ValueError: the address is invalid, or this process has already joined another cluster.
     """
     global _pools, _job_env
     address = address or os.environ.get("RAY_ADDRESS") or None
@@ -87,10 +87,10 @@ def join(address: str | None, job_env: Mapping[str, Any], *, ranks: int) -> Call
 
 
 def check_head() -> None:
-    """Ask the head of the cluster for a connection; may block.
+    """Check that the head of the cluster answers; may block.
 
     Raises:
-        EnvError: it does not answer.
+        EnvError: the head does not answer.
     """
     _check_answers(the_ray().get_runtime_context().gcs_address)
 
@@ -99,7 +99,7 @@ def check_reaches(base_url: str) -> None:
     """Check that a gateway can be reached from all nodes; may block.
 
     Raises:
-        EnvError: it is on the loopback of this machine, and there are others.
+        EnvError: the gateway is on the loopback of this machine, and there are other nodes.
     """
     if not _is_loopback(urlsplit(base_url).hostname or ""):
         return
@@ -117,7 +117,7 @@ def check_reaches(base_url: str) -> None:
 
 
 def room(options: Mapping[str, Any]) -> str:
-    """Return what an actor asks for and what is free in the cluster, for errors."""
+    """Return what an actor needs and what is free in the cluster, for errors."""
     keys = ("num_cpus", "num_gpus", "memory", "resources", "label_selector")
     asked = {key: options[key] for key in keys if options.get(key)}
     free = {

@@ -1,11 +1,10 @@
-"""The actors' classes: what runs in an actor, environments or agents.
+"""The classes of actors, which run environments or agents.
 
-Invariant: whatever an environment or an agent does is an answer. Nothing that it raises,
-`SystemExit` included, ends the process or an episode beside it.
+Invariant: whatever an environment or an agent does, the actor answers. An exception, even
+`SystemExit`, never ends the process or another episode in it.
 
-The thread of an environment is Ray's own, that of the slot, on which Ray makes each call of a
-lease. To hand a call from there to a thread of ours, and its answer back, took a sixth of the
-actor's CPU.
+An environment runs on Ray's own thread for its slot, on which Ray makes each call of a lease.
+Switching from there to another thread and back took a sixth of the actor's CPU time.
 """
 
 import asyncio
@@ -33,19 +32,19 @@ from abut.ray.cluster import the_ray
 
 
 class ActorHost:
-    """Base of actors' classes: Ray has a thread for each slot, and one for what is of no slot.
+    """The base of actors' classes; Ray has a thread for each slot, and one for other calls.
 
     Args:
-        pickled: what the pool was made with.
+        pickled: the argument of the pool.
     """
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
         self.made: Any = None
-        """The user's class, factory or agent, once `begin` has unpickled it."""
+        """The user's class, factory or agent, after `begin` has unpickled it."""
 
     def begin(self) -> str | None:
-        """Unpickle what the pool was made with; return what is wrong with it, None for nothing."""
+        """Unpickle the argument of the pool; return what is wrong with it, or None."""
         try:
             self.made = pickle.loads(self._pickled)
         except BaseException as error:  # the user's modules are imported
@@ -57,15 +56,15 @@ T = TypeVar("T")
 
 
 class EnvHost(ActorHost):
-    """An actor's class: the environments of one actor.
+    """The actor class for environments.
 
-    A synchronous environment is used on the thread of its slot, asynchronous ones share a loop.
+    A synchronous environment runs on the thread of its slot; asynchronous ones share an event loop.
     """
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(pickled)
         self._envs: dict[int, GuardedEnv] = {}
-        """By lease."""
+        """The environments by lease."""
         self._loop = KeptLoop("abut-env-host")
 
     @wired
@@ -81,12 +80,12 @@ class EnvHost(ActorHost):
 
     @wired
     def step(self, lease: int, action: str) -> Said | Failed:
-        """Take an action of the policy."""
+        """Step the environment with an action of the policy."""
         return _answer(lambda: self._said(lease, "step", action))
 
     @wired
     def score_episode(self, lease: int, messages: list[Message]) -> Said | Failed:
-        """Show it the whole episode; the reward is then that of the episode."""
+        """Pass it the whole episode; its reward is then the reward of the episode."""
         env = self._envs[lease]
 
         async def score_async() -> EnvState:
@@ -101,7 +100,7 @@ class EnvHost(ActorHost):
         return _answer(score)
 
     def close(self, lease: int) -> None:
-        """End an episode; returns when its environment is closed, whatever that raised."""
+        """End an episode; return when its environment is closed, even if `close` raised."""
         guarded = self._envs.pop(lease, None)
         if guarded is None or guarded.env is None:
             return
@@ -132,7 +131,7 @@ class EnvHost(ActorHost):
 
 
 def _answer(call: Callable[[], Said]) -> Said | Failed:
-    """Make the call; an error becomes an answer as well."""
+    """Make the call; an error also becomes an answer."""
     try:
         return call()
     except UnplayableRow as error:
@@ -148,17 +147,17 @@ _CONNECT_S = 5.0
 
 
 class AgentHost(ActorHost):
-    """An actor's class: the rollouts of one actor. Its agent is one for all of them."""
+    """The actor class for agents. All rollouts in an actor share its agent."""
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(pickled)
         self._loop = KeptLoop("abut-agent-host")
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        """The tasks of asynchronous agents, by lease; used on their loop alone."""
+        """The tasks of asynchronous agents, by lease; used only on their loop."""
 
     @wired
     def play(self, lease: int, endpoint: Endpoint, task: RolloutTask) -> Ended:
-        """Have the agent play one rollout, and say what came of it."""
+        """Let the agent play one rollout, and return the outcome."""
         try:
             return Finished(self._result(self._returned(lease, endpoint, task)))
         except UnplayableRow as error:
@@ -201,7 +200,7 @@ class AgentHost(ActorHost):
         """Return the agent's result as bytes.
 
         Raises:
-            EnvError: it is no reward, or has what cannot be pickled.
+            EnvError: it is not a reward, or cannot be pickled.
         """
         name, place = name_of(self.made), place_of_agent(self.made)
         result = result_of(returned, name, place, nan=math.nan)  # noticed where the training runs
@@ -214,7 +213,7 @@ class AgentHost(ActorHost):
 
 
 def _unreached(endpoint: Endpoint) -> str:
-    """Return the hint for an agent that failed where the gateway cannot be reached, else ""."""
+    """Return the hint for an agent that failed, if the gateway cannot be reached; else ""."""
     address = urlsplit(endpoint.base_url)
     host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
     try:

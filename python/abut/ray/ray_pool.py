@@ -41,29 +41,30 @@ _OPTIONS = {"num_cpus": 0.01, "scheduling_strategy": "SPREAD", "enable_task_even
 class RayPool:
     """Environments or agents on a Ray cluster, for `make_rollout_func`.
 
-    An actor is a process with `slots` environments, each on a thread of its own, or as many
-    rollouts of an agent, each a call of it against the gateway here. Actors begin to
-    start here and now, in the background; one that dies, or in which a call hangs, is replaced, and
-    the episodes on it are played again elsewhere. With several ranks, each has its share of `size`
-    on one cluster, and its actors end with it.
+    An actor is a process with `slots` environments, each on its own thread, or with as many
+    rollouts of an agent, which call the gateway in this process. Actors start in the background
+    when the pool is made. An actor that dies, or in which a call hangs, is replaced, and its
+    episodes are played again elsewhere. With several ranks, each has its share of `size` on one
+    cluster, and its actors end with it.
 
     Args:
         env: an Env class, synchronous or not, a factory without arguments, or an agent; it is
             pickled.
-        size: episodes at once, over all ranks.
-        slots: episodes of one actor, at most. 1 for what crashes, leaks, holds the GIL, or has
-            something that there is once in a process.
-        start_timeout_s: how long there may be no actor that answers before rollouts fail.
-        address: `host:port` of the cluster's head. None: that of `RAY_ADDRESS`, or the cluster that
-            this process is in already, or one that is started on this machine, for this process.
-        actor_options: Ray's, for each actor: `num_cpus` (0.01 unless given), `resources`,
+        size: the most episodes at once, over all ranks.
+        slots: the most episodes in one actor. Use 1 for environments that crash, leak memory, hold
+            the GIL, or use process-wide state.
+        start_timeout_s: how long the pool may be without an actor that answers before rollouts
+            fail.
+        address: `host:port` of the cluster's head. None: the cluster that this process has already
+            joined, the address in `RAY_ADDRESS`, or a new cluster on this machine for this process.
+        actor_options: Ray's options for each actor: `num_cpus` (0.01 unless given), `resources`,
             `label_selector`, `scheduling_strategy` ("SPREAD" unless given), `enable_task_events`
             (False unless given), `runtime_env`, ….
 
     Raises:
-        TypeError: `env` is no class, factory or agent, or cannot be pickled.
+        TypeError: `env` is not a class, factory or agent, or cannot be pickled.
         ValueError: a number or an option is wrong, or there are several ranks and no address.
-        EnvError: nothing answers at the address, or Ray cannot join it from here.
+        EnvError: nothing answers at the address, or Ray cannot join the cluster from here.
         MissingExtraError: Ray is not installed.
     """
 
@@ -77,7 +78,7 @@ class RayPool:
         address: str | None = None,
         **actor_options: Any,
     ) -> Self:
-        """A pool of agents is an `Agent` as well; of environments it is none."""
+        """Make a pool; a pool of agents is itself an `Agent`."""
         return cast(Self, super().__new__(RayAgentPool if is_agent(env) else cls))
 
     def __init__(
@@ -129,15 +130,15 @@ class RayPool:
         self._lent = type(self._name, (RemoteEnv,), {})
 
     async def lend(self, task: RolloutTask) -> Any:
-        """Wait for a slot of an actor; the `close` of what is lent gives it back.
+        """Wait for a slot of an actor; `close()` of the lent object gives it back.
 
         Raises:
-            EnvError: no actor has answered for `start_timeout_s`, or the pool is closed.
+            EnvError: no actor answered for `start_timeout_s`, or the pool is closed.
         """
         return await self._unopened(task).begin()
 
     def close(self) -> None:
-        """End the actors; leave the cluster where the pool has joined it. Also done at exit."""
+        """End the actors, and leave the cluster if the pool has joined it. Also called at exit."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -171,13 +172,13 @@ class RayPool:
 
 
 class RayAgentPool(RayPool):
-    """The pool that `RayPool` makes of an agent: an `Agent` as well."""
+    """The pool that `RayPool` makes for an agent; it is itself an `Agent`."""
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
         """Play one rollout in an actor, as soon as there is a slot.
 
         Raises:
-            EnvError: the agent failed, its actor is gone, or no slot can be had.
+            EnvError: the agent failed, its actor died, or there is no slot.
             UnplayableRow: the row lacks a column that the agent needs.
         """
         agent = await self.lend(task)
@@ -191,12 +192,12 @@ class RayAgentPool(RayPool):
         """Refuse a gateway that the cluster cannot reach; called before each batch.
 
         Raises:
-            EnvError: it listens for this machine alone, and the cluster has others.
+            EnvError: the gateway listens only on this machine, and the cluster has other nodes.
         """
         await THREADS.ask(lambda: cluster.check_reaches(gateway.base_url))
 
     async def settle(self, played: Any, tokenizer: Any) -> None:
-        """Have the agent settle a batch: here, where all of it is."""
+        """Let the agent settle a batch, in this process, which has the whole batch."""
         if isinstance(self.__wrapped__, SettlingAgent):
             await self.__wrapped__.settle(played, tokenizer)
 
@@ -240,7 +241,7 @@ def _pickled(env: Any) -> bytes:
 def _maker(
     ray: Any, actor_class: type, pickled: bytes, options: dict[str, Any], slots: int
 ) -> Callable[[], Any]:
-    """Return a function that makes actors, each started once, in which each call runs once."""
+    """Return a function that makes actors; Ray starts each actor and runs each call only once."""
     shared: list[Any] = []  # in the cluster, once for all actors
 
     def make() -> Any:
@@ -258,7 +259,7 @@ def _maker(
 
 
 def _split(size: int, slots: int) -> Sequence[int]:
-    """The slots of each actor: as few actors as will do, as even as can be."""
+    """Return the slots of each actor: as few actors as possible, with even numbers of slots."""
     actors = -(-size // slots)
     return [size // actors + (n < size % actors) for n in range(actors)]
 

@@ -1,4 +1,4 @@
-"""Environments and agents that live in actors, as a `RayPool` lends them.
+"""The environments and agents that a `RayPool` lends, which live in actors.
 
 Each call is sent to the slot that was lent, once.
 """
@@ -24,8 +24,8 @@ class RemoteLoan(Loan[Lease]):
 
     Args:
         actors: lend the slot.
-        loop: of the pool; there the actors are asked.
-        name: its name in errors.
+        loop: of the pool; calls are sent from there.
+        name: the name in errors.
     """
 
     def __init__(self, actors: ActorPool, loop: PoolLoop, name: str) -> None:
@@ -38,12 +38,12 @@ class RemoteLoan(Loan[Lease]):
 
         Args:
             name: the name of the call in errors.
-            method: of the actor.
-            args: its arguments behind the number of the lease.
+            method: the method of the actor.
+            args: the arguments after the number of the lease.
 
         Raises:
-            EnvError: it raised there, or the actor is gone.
-            UnplayableRow: the row lacks what is asked for.
+            EnvError: the call raised, or the actor died.
+            UnplayableRow: the row lacks a required column.
         """
         if self.item is None:
             raise EnvError(f"{name} was called after the environment was given back")
@@ -68,16 +68,16 @@ class RemoteEnv(RemoteLoan, LoopBound):
         self.alive = False
         self.extras: Extras = {}
         self.score_episode: Any = None
-        """A method where the environment has one, known once it has said something."""
+        """A method, if the environment has one; known after its first answer."""
         # What `reset` may ask for, and nothing that cannot be sent.
         self._task = travelling(dataclasses.replace(task, messages=()))
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
-        """Have an environment made there, and its episode begun."""
+        """Make an environment in the actor, and begin its episode."""
         return self, await self._call("reset", self._task, seed)
 
     async def step(self, action: str) -> tuple[Self, Reply]:
-        """Have it take an action."""
+        """Step it with an action."""
         return self, await self._call("step", action)
 
     async def _score(self, messages: list[Message]) -> None:
@@ -101,12 +101,12 @@ class RemoteEnv(RemoteLoan, LoopBound):
 
 
 def travelling(task: RolloutTask) -> RolloutTask:
-    """A task without what plays it and what writes it, which stay here."""
+    """Return a task without its player and its processor, which stay in this process."""
     return dataclasses.replace(task, source=_elsewhere, processor=None)
 
 
 def _elsewhere() -> Any:
-    """Stand in for the source of the environment, which is in the actor."""
+    """Replace the source of the environment, which is in the actor."""
     raise AssertionError
 
 
@@ -121,11 +121,11 @@ class RemoteAgent(RemoteLoan):
             self.item.closes, self.item.cancels = False, True
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
-        """Have it play there.
+        """Play one rollout in the actor.
 
         Raises:
-            EnvError: it raised, returned what is no reward, or its actor is gone.
-            UnplayableRow: the row lacks what it asks for.
+            EnvError: the agent raised, its result is not a reward, or its actor died.
+            UnplayableRow: the row lacks a column that the agent needs.
         """
         sent = endpoint, travelling(task)
         answer: Any = await self.loop.call(lambda: self.asked(self._name, "play", *sent))
