@@ -86,7 +86,8 @@ def codex_settings(base_url: str, max_context_tokens: int | None) -> dict[str, A
         "otel": {"exporter": "none"},
     }
     if max_context_tokens is not None:
-        # Codex compacts a history before the context is full. It ends where it is told that it is.
+        # Codex compacts a history before the context is full, but stops if a server reports a full
+        # context.
         settings["model_context_window"] = max_context_tokens
     return settings
 

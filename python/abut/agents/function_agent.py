@@ -123,7 +123,7 @@ def kind_of(agent: Agent) -> Any:
 
 def place_of_agent(agent: Agent) -> str:
     """Return the file and line where its code begins."""
-    agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
+    agent = getattr(agent, "__wrapped__", agent)  # an agent that a pool lends
     if isinstance(agent, FunctionAgent):
         return place_of_code(agent.function)
     return place_of(agent, "run")

@@ -30,7 +30,7 @@ from abut.errors import EnvError, MissingExtraError
 
 logger = logging.getLogger(__name__)
 
-_SECRET_LENGTH = 8  # what is shorter may be any word of an output
+_SECRET_LENGTH = 8  # a shorter secret may be any word of an output
 
 Filled: TypeAlias = str | PathLike[str] | Callable[..., Any] | None
 

@@ -24,7 +24,7 @@ from typing import IO
 
 _POLL_S = 0.05
 _END_S = 2.0  # Claude Code and Codex end themselves and their tools within a tenth of it
-_MOST_BYTES = 2**20  # of the transcript; and what a pipe can hold at most
+_MOST_BYTES = 2**20  # the transcript, and the most that a pipe can hold
 _MOST_LINES = 20
 _LONGEST_LINE = 500  # an event of Claude Code may have a whole file in it
 _MARK = "ABUT_HARNESS"
@@ -209,8 +209,8 @@ class HarnessProcess:
             while not self._is_stopped.is_set():
                 if deadline is not None and time.monotonic() > deadline:
                     return
-                # Asked for before the pipes are read, so what it wrote before its exit is read. The
-                # end of the pipes is not waited for, since a grandchild may hold them for ever.
+                # Checked before the pipes are read, so that all output before its exit is read. The
+                # end of the pipes is not awaited, because a grandchild may hold them open forever.
                 status = process.poll()
                 for key, _ in selector.select(_POLL_S if status is None else 0):
                     chunk = os.read(key.fd, _MOST_BYTES)
@@ -233,7 +233,7 @@ class HarnessProcess:
         with suppress(ProcessLookupError, PermissionError):  # macOS: of zombies
             os.killpg(process.pid, sign)
         if sign == signal.SIGKILL:
-            # Claude Code starts each command of its shell in a session of its own.
+            # Claude Code starts each command of its shell in a separate session.
             deadline = time.monotonic() + _END_S  # one that waits for a disk dies later
             while (marked := _marked(self._mark)) and time.monotonic() < deadline:
                 for pid in marked:

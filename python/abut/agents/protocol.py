@@ -16,7 +16,7 @@ from abut.messages import Message
 
 AgentFunction: TypeAlias = Callable[..., Any]
 
-# In an address `.` and `..` are no names: clients take them out of it before they ask.
+# In a URL `.` and `..` are not names, because clients resolve them before they send a request.
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,64}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 # Keys, which no record may hold, and what HTTP itself reads.
@@ -279,7 +279,7 @@ def session_header_of(agent: Any) -> str | None:
     Raises:
         ValueError: it is not the name of a header, or the header has another meaning.
     """
-    agent = getattr(agent, "__wrapped__", agent)  # what a pool of agents lends
+    agent = getattr(agent, "__wrapped__", agent)  # an agent that a pool lends
     header = getattr(agent, "session_header", None)
     return None if header is None else checked_session_header(header)
 

@@ -84,7 +84,7 @@ def _answer(call: Callable[[], Any], to: Connection) -> None:
     result, error = None, None
     try:
         result = call()
-    except BaseException as raised:  # handed to whoever waits
+    except BaseException as raised:  # passed to the caller that waits
         error = raised
         error.add_note(trace_of(error))  # a traceback is not pickled
     to.send_bytes(_pickled(result, error))

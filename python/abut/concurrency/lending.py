@@ -40,7 +40,7 @@ class PoolLoop:
         return self._use(lambda loop: loop.submit(call))
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run a coroutine; return a future of the running loop. `EnvError` if the pool is closed."""
+        """Run a coroutine; return a future of the running loop. `EnvError` for a closed pool."""
         return self._use(lambda loop: loop.ask(call))
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -50,7 +50,7 @@ class PoolLoop:
         try:
             return await (call() if is_here else self.ask(call))
         except asyncio.CancelledError:
-            # Who plays here is cancelled by the end of the loop as well as by who asked.
+            # A call here can be cancelled by the end of the loop as well as by its caller.
             if self._loop is not None or (is_cancelled() and not is_here):
                 raise
             raise EnvError(f"the {self._owner} was closed during an episode") from None
@@ -75,7 +75,7 @@ class PoolLoop:
             end()
 
     def _use(self, use: Callable[[DaemonLoop], T]) -> T:
-        with self._lock:  # what is given to the loop is there before `close` ends it
+        with self._lock:  # submitted calls are on the loop before `close` ends it
             if self._loop is None:
                 raise EnvError(f"this {self._owner} is closed\nhint: make a new one")
             self._loop.open()
@@ -90,8 +90,8 @@ class LendingPool(ABC, Generic[Item]):
     """
 
     def __init__(self) -> None:
-        # Only the first in line looks for what is free. `asyncio.Lock` wakes those who wait in the
-        # order in which they came, and one that is cancelled leaves its turn to the next.
+        # Only the first borrower in the queue looks for a free item. `asyncio.Lock` wakes waiters
+        # in the order in which they came, and a cancelled waiter passes its turn to the next.
         self._line = asyncio.Lock()
         self._in_line = 0
         self._changed = asyncio.Event()
@@ -187,7 +187,7 @@ class Loan(Generic[Item]):
     async def open(self) -> None:
         """Wait for an item; on the loop of the pool."""
         item = await self._pool.lend()
-        if self._given_back:  # nobody waits any more
+        if self._given_back:  # the borrower no longer waits
             self._pool.give_back(item)
             return
         self.item = item

@@ -100,7 +100,7 @@ class LoopWatch:
         self._on_block, self._on_loss = on_block, on_loss
         self._call_of = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
         loop.set_task_factory(_inheriting(self._call_of))
-        # Reentrant: a collection in the middle may end a call that nobody waits for.
+        # Reentrant, because a garbage collection in between may end an abandoned call.
         self._lock = threading.RLock()
         self._running = 0
         self._thread_id = 0
@@ -198,7 +198,7 @@ class LoopWatch:
 
     def _count(self) -> None:
         if self._blocker is None:
-            return  # the next look finds out what blocks, and counts from the ping on
+            return  # the next check determines what blocks, and counts from the ping
         now = time.monotonic()
         if not self._blocker.is_over:
             self._stood_s += now - self._counted

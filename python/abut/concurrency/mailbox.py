@@ -68,7 +68,8 @@ class Mailbox:
             mailbox._calls.clear()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Weak, as its key in the map is: a value that holds its key would be kept for ever.
+        # Weak like its key in the map, because a value that refers to its key would be kept
+        # forever.
         self._loop = weakref.ref(loop)
         self._calls: deque[Callable[[], object]] = deque()
         self._is_woken = False
@@ -78,7 +79,7 @@ class Mailbox:
         self._calls.append(call)
         loop = self._loop()
         if loop is None or loop.is_closed():
-            self._calls.clear()  # nobody waits, and a call that is left would keep its loop alive
+            self._calls.clear()  # no caller waits, and a call would keep its loop alive
         elif not self._is_woken:
             self._is_woken = True
             try:
@@ -87,7 +88,7 @@ class Mailbox:
                 self._calls.clear()
 
     def _empty(self) -> None:
-        # Before the loop below: a call that comes later is either seen there or wakes it again.
+        # Before the loop below, so that a later call is either seen there or wakes the loop again.
         self._is_woken = False
         try:
             while self._calls:

@@ -112,7 +112,7 @@ class _Threshold:
         with self._lock:
             change(self._wanted)
             now, *older = gc.get_threshold()
-            if now != self._ours:  # somebody else has set it since
+            if now != self._ours:  # other code has set it since
                 self._before = now
             # 0: the collector is disabled.
             self._ours = max([self._before, *self._wanted]) if self._before else 0

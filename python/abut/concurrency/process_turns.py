@@ -260,8 +260,8 @@ class ProcessTurns:
 
     def _hook(self) -> None:
         self._is_hooked = True
-        # Not by their audit events: filelock 3.32 has a hook of its own there, which raises at
-        # once where another thread forks.
+        # Not by their audit events, because filelock 3.32 has its own audit hook, which raises if
+        # another thread forks.
         for name in ("fork", "forkpty"):
             if hasattr(os, name):
                 setattr(os, name, self._waiting_first(getattr(os, name)))
@@ -276,7 +276,7 @@ class ProcessTurns:
         sys.addaudithook(self._heard)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
-                before=lambda: self.starts("fork"),  # what `preexec_fn` does has no event
+                before=lambda: self.starts("fork"),  # `preexec_fn` does not raise an audit event
                 after_in_child=lambda: self._begin(is_child=True),
             )
 

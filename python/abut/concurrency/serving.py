@@ -69,10 +69,10 @@ class Serving(Generic[T]):
         self._over.set()
         if self._entered is None or self._entered.done():
             await task
-        else:  # what cannot be reached might never be entered
+        else:  # a server that does not answer might never be entered
             task.cancel()
             await asyncio.wait([task])
-            _ = task.cancelled() or task.exception()  # an error nobody reads would be logged
+            _ = task.cancelled() or task.exception()  # retrieves the error, so it is not logged
 
     async def _serve(self, entered: "asyncio.Future[T]", over: asyncio.Event) -> None:
         async with self._context() as value:
@@ -80,7 +80,7 @@ class Serving(Generic[T]):
             await over.wait()
 
     def _say_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.done():  # something blocks its loop for good, and nothing can be awaited there
+        if not task.done():  # its loop is blocked permanently, so it cannot await anything
             logger.warning("%s restarts, because its event loop is blocked", self._name)
             return
         error = None if task.cancelled() else task.exception()

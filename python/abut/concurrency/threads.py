@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _LOOK_UP_S = 0.25
 # Starting a thread takes about 0.1 ms, a ten-thousandth of this, so a longer wait would save
-# nothing. A much shorter one would start a batch's threads anew at every turn that samples slowly.
+# nothing. A much shorter wait would restart a batch's threads at every turn that samples slowly.
 _IDLE_S = 1.0
 # One thread that runs, and one that runs as soon as the first waits for something.
 _WAKE_AT_ONCE = 2
@@ -124,7 +124,7 @@ class CallQueue:
             if wanted:
                 try:
                     result = work.call()
-                except BaseException as raised:  # handed to whoever waits
+                except BaseException as raised:  # passed to the caller that waits
                     error = raised
             ends = work.is_last or self._ends_with_call
             goes_on = ends and self._leave_thread()
@@ -351,5 +351,5 @@ async def work_done(quick: bool, work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.wait({working})  # nobody else may touch what it still writes
+        await asyncio.wait({working})  # its data must not be used while it still writes
         raise

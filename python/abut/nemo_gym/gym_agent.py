@@ -152,7 +152,7 @@ class NemoGym:
         self._results.clear()
         self._head.forget()
         servers = await THREADS.ask(self._head.servers)
-        # With several ranks Gym asks the gateway of rank 0, which hands on to the others.
+        # With several ranks Gym calls the gateway of rank 0, which forwards requests to the others.
         if self._check is not None and not gateway.registry.rank:
             await self._checked(gateway, servers)
             self._check = None

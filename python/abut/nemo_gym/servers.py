@@ -24,7 +24,7 @@ _RELAY = "legacy_agent"
 _TYPED_ONLY = "single_agent_turn"
 _OWN_MODEL = "model_server"
 """The setting of an agent that names its model server."""
-# If one of these settings is false, the judge is configured but never asked.
+# If one of these settings is false, the judge is configured but never called.
 _JUDGE_SWITCHES = ("should_use_judge", "enable_llm_judge")
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _VARIABLE = re.compile(r"\$\{oc\.env:(\w+)(?:,[^}]*)?\}")

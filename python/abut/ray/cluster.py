@@ -35,7 +35,7 @@ def the_ray() -> Any:
 
 
 _CONNECT_S = 5.0
-# What replies above 100 kB go through; Ray would reserve a third of the machine's memory.
+# The store for replies above 100 kB; by default Ray would reserve a third of the machine's memory.
 _LOCAL_STORE_BYTES = 128 * 2**20
 _JOB_KEYS = ("working_dir", "py_modules", "excludes")
 """The keys of a runtime environment that Ray takes for a whole job, and not for an actor."""
@@ -171,7 +171,7 @@ def _init(address: str | None, job_env: Mapping[str, Any], ranks: int) -> None:
             "object_store_memory": _LOCAL_STORE_BYTES,
             "_temp_dir": _folder,
         }
-        address = "local"  # without it, Ray joins what cluster it finds, even one that is dead
+        address = "local"  # without it, Ray joins any cluster that it finds, even a dead one
     else:
         _check_answers(str(address))
     try:

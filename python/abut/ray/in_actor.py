@@ -105,7 +105,7 @@ class EnvHost(ActorHost):
         if guarded is None or guarded.env is None:
             return
         env = guarded.env
-        with suppress(BaseException):  # what fails now concerns no rollout
+        with suppress(BaseException):  # a failure now does not affect a rollout
             if is_async(env):
                 self._await(lambda: close_async_env(env))
             else:

@@ -69,7 +69,7 @@ class RemoteEnv(RemoteLoan, LoopBound):
         self.extras: Extras = {}
         self.score_episode: Any = None
         """A method, if the environment has one; known after its first answer."""
-        # What `reset` may ask for, and nothing that cannot be sent.
+        # The parameters that `reset` may have, without objects that cannot be sent.
         self._task = travelling(dataclasses.replace(task, messages=()))
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:

@@ -128,7 +128,8 @@ class Batch:
         """
         with ExitStack() as stack:
             stack.enter_context(rarer_collections(self.at_once))
-            # Left in reverse: the sampler first, since environments may take seconds to close.
+            # Exited in reverse order: the sampler first, because environments may take seconds to
+            # close.
             stack.callback(self.closing.close_loop)
             stack.callback(self.closing.wait)
             stack.enter_context(self.sampler.on_calling_thread())
@@ -139,7 +140,7 @@ class Batch:
                 self.sampler.serve(playing, self._most_asked)
                 self.has_ended(None)
             except BaseException:
-                # Ctrl-C or a failing model: end every rollout, then let the error go on.
+                # Ctrl-C or a failing model: end every rollout, then re-raise the error.
                 self.closing.interrupted = True
                 tasks.stop()
                 self.has_ended(INTERRUPTED_CLOSE_S)

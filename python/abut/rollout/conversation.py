@@ -308,7 +308,7 @@ class Conversation:
             TemplateError: the processor cannot append such messages.
         """
         said = [*self.messages[self._written :], *messages]
-        # Make both before either is written: a conversation that cannot go on stays as it was.
+        # Make both before either is written, so that a failed reply does not change anything.
         closing, increment = self._closing(said), self._processor.increment(said)
         self.note(messages, increment)
         if closing:

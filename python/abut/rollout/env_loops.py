@@ -41,7 +41,7 @@ class EnvLoops:
     """The event loops of one engine's environments; they are kept, and paused between batches."""
 
     def __init__(self) -> None:
-        # Reentrant: a collection in the middle may end an engine, and with it a loop.
+        # Reentrant, because a garbage collection in between may end an engine, and with it a loop.
         self._lock = threading.RLock()
         self._shared: WatchedLoop | None = None
         self._others = False
@@ -101,7 +101,7 @@ class EnvLoops:
         return self._shared
 
     def _new(self, name: str) -> WatchedLoop:
-        # Weakly: an engine that nobody has any more closes its loops at once.
+        # Weakly, so that an unused engine closes its loops immediately.
         return WatchedLoop(name, _weakly(self._blocked), _weakly(self._lose))
 
     def _lose(self, watch: LoopWatch) -> None:
@@ -143,7 +143,7 @@ class EnvLoops:
 
     def _move(self, kind: Any) -> None:
         """Make the next attempts of this kind begin on their own loop."""
-        # Alone on its loop it can stay there, with the clients that it keeps.
+        # If it is alone on its loop, it can stay there with its clients.
         is_alone = not self._others and set(self._kinds) == {kind}
         self._own[kind] = self._shared if is_alone else None
         if is_alone:
@@ -202,7 +202,8 @@ class EnvClosing:
         seconds = INTERRUPTED_CLOSE_S if brief else _CLOSE_S
         try:
             deadline = time.monotonic() + seconds
-            # Not in one go: a Ctrl-C just before a wait is seen when that ends.
+            # Not in a single wait, because a Ctrl-C just before a wait is noticed only when the
+            # wait ends.
             while (left_s := deadline - time.monotonic()) > 0:
                 if not wait_for(self._closing, min(left_s, INTERRUPTED_CLOSE_S)).not_done:
                     break

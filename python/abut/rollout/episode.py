@@ -85,8 +85,8 @@ class Episode:
             SamplerError: the sampler failed; training must stop.
         """
         if (pool := self._task.pool) is not None:
-            # Without a slot of `env_slots`: rollouts in line would hold all slots, and the rollout
-            # that has the environment could not take its next step.
+            # Without a slot of `env_slots`, because waiting rollouts would hold all slots, and the
+            # rollout that has the environment could not take its next step.
             with clock.paused():
                 await self._env.lend(pool)
         reset_timeout_s = self._config.reset_timeout_s
@@ -133,7 +133,7 @@ class Episode:
         """Write the prompt."""
         messages = [*self._task.messages, *said]
         if all(message["role"] == "system" for message in messages):
-            messages.append(_empty_turn())  # nobody has said anything, so the policy begins
+            messages.append(_empty_turn())  # there are no messages, so the policy begins
         try:
             self._conversation.open(messages)
         except (TemplateError, ImageError) as error:
@@ -154,7 +154,7 @@ class Episode:
             seed=sample_seed(self._config.seed, self._task, self._attempt, turn),
             rollout_id=self._task.rollout_id,
             turn=turn,
-            # Without the episode: whoever keeps a request would keep the environment alive.
+            # Without the episode, because keeping a request would keep the environment alive.
             messages=functools.partial(_spoken, self._speak, self.rollout.messages),
             tools=self.rollout.tools,
         )
@@ -261,7 +261,7 @@ class Episode:
         stepped = [turn for turn in self.rollout.turns if turn.end > turn.start]
         if not self._env.scores_episode or not stepped:
             return
-        # A copy: what it changes there would be in the record, and in the prompt of a retry.
+        # A copy, because changes would appear in the record and in the prompt of a retry.
         messages = container_copy(self.rollout.messages)
         stepped[-1].reward = await self._within(
             "score_episode",
@@ -279,7 +279,7 @@ class Episode:
         rollout.extras = self._env.extras
         rewards = rollout.step_rewards
         if rollout.stop_reason is StopReason.EMPTY_SAMPLE:
-            rewards.pop()  # there was no action, so the env's last step is that of the turn before
+            rewards.pop()  # there was no action, so the last step belongs to the previous turn
         if self._config.reward == "sum":
             scored = [reward for reward in rewards if reward is not None]
             rollout.reward = sum(scored) if len(scored) == len(rewards) and rewards else None

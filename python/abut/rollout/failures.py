@@ -17,7 +17,7 @@ from abut.rollout.rollout import Rollout
 logger = logging.getLogger(__name__)
 
 _KINDS = 8
-# A limit, because each text that quotes the policy is of a kind of its own.
+# A limit, because each error text that quotes the policy is its own kind.
 _LOGGED_KINDS = 32
 _ANY = re.compile(
     r"0x[0-9a-fA-F]+"  # an address

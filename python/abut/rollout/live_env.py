@@ -97,7 +97,7 @@ class LiveEnv:
         """How long others have blocked its loop since its reset."""
         if self._loop is None:
             return 0.0
-        stood_s = self._loop.watch.stood_s()  # first: what is blamed on a call is counted there
+        stood_s = self._loop.watch.stood_s()  # first, because it counts the blamed time
         own_s = self._blocked_s + (0.0 if self._watched is None else self._watched.blocked_s)
         return stood_s - self._stood_before_s - own_s
 
@@ -268,7 +268,7 @@ class LiveEnv:
             if not late:
                 self._claim(env)
                 self._guarded.env = env
-        if late:  # the attempt timed out meanwhile, and nobody else knows this environment
+        if late:  # the attempt timed out meanwhile, so only this code can close the environment
             close_env(env)
         return not late
 

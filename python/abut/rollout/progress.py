@@ -80,8 +80,8 @@ class Progress:
         """Log a line every `log_every_s` seconds, until cancelled."""
         while self._log_every_s is not None:
             await asyncio.sleep(self._log_every_s)
-            # Where nobody has set up logging, Python shows warnings alone, and somebody has asked
-            # for these lines.
+            # Without a logging setup Python shows only warnings, but the user has requested these
+            # lines.
             level = logging.INFO if logger.isEnabledFor(logging.INFO) else logging.WARNING
             logger.log(level, "%s", self.line)
 

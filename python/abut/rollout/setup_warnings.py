@@ -153,7 +153,7 @@ class SetupWarnings:
 
 
 def _name_of(task: RolloutTask) -> str:
-    make = getattr(task.source, "func", task.source)  # what a partial calls
+    make = getattr(task.source, "func", task.source)  # the function of a partial
     name = getattr(make, "__name__", type(make).__name__)
     return "the environment" if name == "<lambda>" else str(name)
 

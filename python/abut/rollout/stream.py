@@ -180,7 +180,7 @@ class Stream:
             return
         if error is not None:
             self._finished.set_exception(error)
-        elif task.cancelled():  # not by this stream, so it cannot go on
+        elif task.cancelled():  # not by this stream, so it cannot continue
             self._finished.cancel()
         elif not self._running:
             self._end()

@@ -231,7 +231,7 @@ def credited(
     paths: dict[tuple[bool, str | None], list[PathReturns]] = defaultdict(list)
     for place, conversation in _places(rollouts):
         if not conversation.turns and len(rollouts[place[0]].conversations) > 1:
-            continue  # a main row that trains nothing, beside others that do
+            continue  # a main row that is not trained, while other rows are
         path = _path(credit, place, conversation, rollouts[place[0]].reward, num_generations)
         if path is not None:
             paths[conversation.reward is not None, conversation.name].append(path)

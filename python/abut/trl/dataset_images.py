@@ -80,7 +80,7 @@ def with_moved_images(
         kept = {name: value for name, value in row.items() if name not in _COLUMNS}
         prompt = row.get("prompt")
         if isinstance(prompt, list | tuple) and all(map(_has_role, prompt)):
-            # Its task raises this again, where the other ranks are told.
+            # Its task raises this again, at a point where the other ranks are notified.
             with suppress(ValueError):
                 messages = [without_filler(message) for message in prompt]
                 kept["prompt"] = with_row_images(messages, row, f"prompt {number}")

@@ -50,7 +50,7 @@ def rollout_stats(
             where nothing is trained.
         teacher: whether a teacher scores the rollouts of the batch; the same on all ranks.
     """
-    # An agent that wants a conversation untrained loses nothing by it.
+    # A conversation that the agent marked as untrained does not count as lost.
     trained = [(int(b.columns.env_mask.sum()), b) for b in rollout.branches if b.trained]
     auxiliary = [b for b in rollout.branches if b.auxiliary and b.delivered]
     of_tools = {} if tools is None else _of_tools(tools, tool_names)

@@ -56,7 +56,7 @@ def path_of(
         before: how many of these turns are not its own.
         discount: the factor on a reward that is one turn later.
     """
-    # A rollout that failed may have a reward and no turn, and counts among the others all the same.
+    # A rollout that failed may have a reward and no turn, and still counts among the others.
     paid = np.array([value or 0.0 for value in of_turns] or [0.0])
     paid[-1] += reward - paid.sum()
     for k in range(len(paid) - 2, -1, -1):

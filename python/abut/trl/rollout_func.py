@@ -173,7 +173,8 @@ class RolloutFunc:
             self._engine, self._for_task = self._build_engine(trainer)
             self._built_for = (trainer, type(trainer))
         if trainer.use_vllm and trainer.vllm_mode == "server":
-            # Rank 0 sends the weights while the others go on; no rank may sample before it is done.
+            # Rank 0 sends the weights while the others continue; no rank may sample before it is
+            # done.
             trainer.accelerator.wait_for_everyone()
         play = functools.partial(self._play, prompts, trainer)
         try:

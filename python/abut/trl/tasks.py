@@ -314,13 +314,12 @@ def _episode_seed(seed: int, drawn_by: str) -> int:
 
 logger = logging.getLogger(__name__)
 
-# TRL passes prompts to a `rollout_func`, and no other column. The rows are in this method of the
-# trainer, `_generate_and_score_completions(inputs)`, in all versions from 0.29.1 to 1.16, which
-# calls the `rollout_func` and waits for it. So they are read there, in its frame, and nothing of
-# the trainer is changed. Wrapping the method comes too late for the first batch when the
-# `rollout_func` does it (the trainer exists from its first call on, and that one is inside the
-# method already). Before that, it would wrap it for every trainer of the process, through the
-# class, and not for subclasses with a method of their own.
+# TRL passes only prompts to a `rollout_func`, no other columns. In all versions from 0.29.1 to 1.16
+# the rows are the argument of the trainer's method `_generate_and_score_completions(inputs)`, which
+# calls the `rollout_func` and waits for it. So abut reads them from the frame of that method,
+# without changing the trainer. Wrapping the method instead would be too late for the first batch,
+# because the `rollout_func` first sees the trainer inside that method. Wrapping it on the class
+# would affect every trainer of the process, and miss subclasses that override the method.
 _METHOD = "_generate_and_score_completions"
 
 

@@ -167,7 +167,7 @@ def check_rows(trainer: AllRows, *, has_others: bool, has_credit: bool, stacklev
             f"hint: pip install 'trl>=1.10', use another loss_type, {without}"
         )
     optimizer = str(getattr(args.optim, "value", args.optim))
-    # A layer-wise one takes it as soon as the gradient of a parameter is there.
+    # A layer-wise optimizer takes its step as soon as the gradient of a parameter is ready.
     steps_in_backward = optimizer in ("lomo", "adalomo") or optimizer.endswith("_layerwise")
     if has_others and steps_in_backward:
         raise ValueError(

@@ -221,7 +221,7 @@ def image_processor_of(
         return None
     try:
         return ImageProcessor(processing_class)
-    except TemplateError:  # text alone goes on, and `check_images` raises it for images
+    except TemplateError:  # text still works, and `check_images` raises the error for images
         return None
 
 

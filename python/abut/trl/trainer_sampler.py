@@ -15,9 +15,10 @@ from abut.samplers.in_process import StreamSampler
 from abut.samplers.sampler import BatchSampler, Sampler
 from abut.samplers.settings import NAMED, settings_for_clients
 
-# This TRL and later ones ask `vllm serve`; earlier ones a server of their own.
+# This and later versions of TRL use `vllm serve`; earlier ones use their own server.
 _ASKS_VLLM = (1, 11)
-# This TRL and later ones wake an engine with the trainer's weights, earlier ones with the disk's.
+# This and later versions of TRL wake an engine with the trainer's weights, earlier ones with those
+# on disk.
 _WAKES_WITH_WEIGHTS = (1, 10)
 
 
@@ -163,7 +164,7 @@ def _server(args: Any, settings: dict[str, Any], trl_version: tuple[int, ...]) -
     base_url = args.vllm_server_base_url
     if base_url is None:
         base_url = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    # A server that is started again would sample from other weights than the trainer's.
+    # A restarted server would not sample from the trainer's weights.
     settings |= {"give_up_s": args.vllm_server_timeout, "on_restart": "raise"}
     if trl_version < _ASKS_VLLM:
         from abut.samplers.trl_server import TRLServerSampler

@@ -40,7 +40,8 @@ class DecoderSampler:
         samples = []
         for request in requests:
             ids, logprobs = self.decoder.generate(request.prompt_ids.tolist())
-            # A decoder knows no budget: what is over it was not sampled for this row.
+            # A decoder does not have a budget, so tokens beyond it are cut and not part of this
+            # row.
             cut = len(ids) > request.max_tokens
             ids, logprobs = ids[: request.max_tokens], logprobs[: request.max_tokens]
             stopped = not cut and bool(ids) and ids[-1] in request.stop_token_ids

@@ -323,7 +323,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise Refusal(f"{where} has a tool_use without an id or a name", param="messages")
     if is_deep(arguments):
         raise Refusal(f"{where} is nested more than {MOST_DEPTH} deep", param="messages")
-    # No object: a client keeps what it could not parse.
+    # Not always an object, because a client keeps arguments that it could not parse.
     text = arguments if isinstance(arguments, dict | str) else json.dumps(arguments)
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
 

@@ -9,7 +9,7 @@ from abut.gateway.ledger.agent_call import AgentRequest, PolicyAnswer
 from abut.gateway.ledger.refusal import CONVERSATION_FULL, LIMIT_REACHED, Refusal
 
 DONE = b"data: [DONE]\n\n"
-# Agents and SDKs end well on this code, as when a model's context is full.
+# Agents and SDKs stop cleanly on this code, because hosted models use it for a full context.
 _FULL = "context_length_exceeded"
 
 

@@ -271,7 +271,7 @@ def sampling_in(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
         if whole and isinstance(value, float) and value.is_integer():
             value = int(value)  # google-genai has a topK of 40.0
         known = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not (known and abs(value) < _NUMBERS_END):  # nor NaN, which Python's JSON has
+        if not (known and abs(value) < _NUMBERS_END):  # refuse NaN too, which Python's JSON accepts
             kind = "an integer" if whole else "a number"
             raise Refusal(f"{key}={short(value)}: must be {kind} that fits in 64 bits", param=key)
         given[name] = value

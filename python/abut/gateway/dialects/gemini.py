@@ -76,7 +76,7 @@ class Gemini(HttpDialect):
     count_key = "totalTokens"
     known_rewrites = get_args(GeminiRewrite)
     id_prefix = "gemini-"
-    keep_alive = b"\n"  # google-genai takes a comment for an answer, and dies of it
+    keep_alive = b"\n"  # google-genai would parse a comment as an answer, and raise
     places_system = True
 
     def owns(self, path: str) -> bool:

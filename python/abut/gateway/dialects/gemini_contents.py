@@ -45,7 +45,7 @@ def value_of(value: Mapping[str, Any], name: str) -> Any:
     return value.get(_snake(name)) if found is None else found
 
 
-@functools.cache  # of the dozen names that are read here; none of them is a client's
+@functools.cache  # caches only the dozen names that are read here, never names from clients
 def _snake(name: str) -> str:
     return _UPPER.sub(lambda letter: f"_{letter[0].lower()}", name)
 
@@ -201,7 +201,7 @@ class _ModelTurn(ReturnedTurn):
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
         name, arguments = object_of(call, where).get("name"), call.get("args") or {}
-        # A text: a client keeps what it could not parse.
+        # A string is allowed, because a client keeps arguments that it could not parse.
         known = isinstance(arguments, dict | str) and not is_deep(arguments)
         if not isinstance(name, str) or not known:
             raise Refusal(
@@ -262,7 +262,7 @@ def _image_field(part: dict[str, Any], path: str, role: str) -> Iterator[ImageFi
     if isinstance(data := part.get(key), dict):
         path = f"{path}.{key}"
         check_media_type(value_of(data, "mimeType"), f"{path}.mimeType")
-        # Google's SDK writes base64 for URLs, and JSON of protobuf leaves out its end.
+        # Google's SDK writes URL-safe base64, and protobuf's JSON leaves out the padding.
         text = base64_at(data, "data", path).translate(_STANDARD).rstrip("=")
         yield ImageField(path, role, text + "=" * (-len(text) % 4), part, key)
 

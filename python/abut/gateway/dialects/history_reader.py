@@ -29,7 +29,7 @@ class HistoryReader(ABC):
         self.settings = settings
         self.messages: list[Message] = []
         self._digests: list[bytes] = []  # of the messages up to each
-        # How many messages there are behind so many elements, wherever reading can go on.
+        # The number of messages after so many elements, wherever reading can continue.
         self._ends = {0: 0}
         self._number = 0
         self._head: list[Message] = []
@@ -42,7 +42,8 @@ class HistoryReader(ABC):
 
     def digest(self, head: Sequence[Message] = ()) -> bytes:
         """Return a digest of the messages, including those inherited from an earlier answer."""
-        # Texts alone, so Python's equality is that of JSON. Mostly they are the same objects.
+        # There are only strings, so Python's equality equals JSON's. Mostly they are the same
+        # objects.
         if [*head] != self._head:
             self._head, self._head_digest = [*head], _digest(b"", [*head])
         return _digest(self._head_digest, self._last_digest)
@@ -63,7 +64,7 @@ class HistoryReader(ABC):
             Refusal: an element cannot be read.
         """
         start = before_last = self._ends[begin]
-        self._ends = {}  # until all is read: a refusal leaves nothing to go on from
+        self._ends = {}  # until all is read, because reading cannot continue after a refusal
         self._number += 1
         replaced = list(zip(self._digests[start:], self.messages[start:], strict=True))
         del self.messages[start:], self._digests[start:]
@@ -76,7 +77,7 @@ class HistoryReader(ABC):
             last = _digest(last, with_hashes(self.messages[at]))
             self._digests.append(last)
             if at < start + len(replaced) and replaced[at - start][0] == last:
-                # Matching compares messages, and an object with itself at once.
+                # Matching compares messages, and comparing an object with itself is free.
                 self.messages[at] = replaced[at - start][1]
         if begin < len(given) and self.leaves_only_messages(given[-1]):
             self._ends[len(given) - 1] = before_last
@@ -122,8 +123,8 @@ class Reading(NamedTuple):
 
 def _digest(before: bytes, value: Any) -> bytes:
     """Return a digest of a JSON value and of everything before it."""
-    # Without references, which `marshal` writes from version 3 on, equal values have equal bytes.
-    # It takes a fifth of the time of `json.dumps`.
+    # Without references, which `marshal` writes since version 3, equal values have equal bytes. It
+    # takes a fifth of the time of `json.dumps`.
     return hashlib.sha256(before + marshal.dumps(value, 2)).digest()
 
 

@@ -10,7 +10,7 @@ from abut.gateway.ledger.refusal import Refusal, short
 from abut.images import Image
 from abut.messages import refusal_of
 
-# Behind them a URL has megabytes, and a client may send one without a comma.
+# The rest of a URL has megabytes, and a client may send a URL without a comma.
 _MOST_HEAD = 200
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp")
 _TAKEN = "png, jpeg or webp"

@@ -57,7 +57,7 @@ _READ = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "stream"}
     | {"parallel_tool_calls", "max_output_tokens", "top_logprobs", "text", "rollout_id"}
     | {"background", "conversation", "prompt", *_SAMPLING}
-    # Nothing that concerns the sample: the client's notes, and what an answer has anyway.
+    # Fields that do not affect the sample: the client's notes, and parts that an answer has anyway.
     | {"metadata", "client_metadata", "store", "include"}
 )
 _REFUSED = {

@@ -80,7 +80,7 @@ class ItemReader(HistoryReader):
             return
         self.close()
         if kind == _FOUND:
-            # Those of earlier requests stay as they are; all searches together may find more tools
+            # The names of earlier requests do not change. All searches together may find more tools
             # than a prompt may show.
             self.tools = ResponsesTools([], {**self.tools.names}, [*self.tools.left_out])
         self.messages.append(_said(kind, element, where, self.tools))

@@ -70,7 +70,7 @@ class ReturnedTurn:
         """Return the message, with the texts and handles of all parts."""
         self.message.update({field: "".join(texts) for field, texts in self._said.items()})
         if self._handles:
-            self.message[HANDLE] = " ".join(self._handles)  # several are not an answer's
+            self.message[HANDLE] = " ".join(self._handles)  # an answer does not have several
         return self.message
 
     def _follow(self, kind: int) -> None:

@@ -117,11 +117,11 @@ class AgentRequest:
         said = self.said or [with_hashes(message) for message in self.messages]
         asked = (self.dialect.id_prefix, self._frame_digest, said, self.max_tokens, self.stop)
         more = (self.calls, self.one_call, sorted(self.sampling.items()), self.follows)
-        # Without references, which `marshal` writes from version 3 on, equal values have equal
-        # bytes. It takes a fifth of the time of `json.dumps`.
+        # Without references, which `marshal` writes since version 3, equal values have equal bytes.
+        # It takes a fifth of the time of `json.dumps`.
         try:
             return hashlib.sha256(marshal.dumps((*asked, *more), 2)).digest()
-        except ValueError:  # from Python 3.13 on, the JSON of a body may be deeper than this takes
+        except ValueError:  # since Python 3.13, JSON may be deeper than `marshal` accepts
             raise Refusal("the body is nested too deeply") from None
 
     def with_messages(self, messages: list[Message], **changes: Any) -> "AgentRequest":
@@ -262,7 +262,7 @@ def _parsed(reader: CallReadingProcessor | None, action: str) -> ParsedCalls | N
         return None
     try:
         parsed: ParsedCalls = reader.parse_tool_calls(action)
-    except TemplateError:  # the template writes no calls
+    except TemplateError:  # the template does not write calls
         return None
     return parsed
 
@@ -322,4 +322,4 @@ def set_failed(future: asyncio.Future[Any], error: BaseException) -> None:
     """Set an error as the result of a future, unless it has a result; nobody needs to await it."""
     if not future.done():
         future.set_exception(error)
-        future.exception()  # or the loop logs it, if nobody waits for the future
+        future.exception()  # or the loop logs the error, if the future is not awaited

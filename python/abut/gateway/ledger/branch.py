@@ -217,8 +217,8 @@ def find_continuation(
         if not (found.turns or again):
             continue
         agreement = branch.agreement(history.messages, found)
-        # A request that was asked before is placed where it was asked, so that the two samples are
-        # siblings. Of branches in which the same was said, ids decide, then the latest delivery.
+        # A repeated request is placed where the first one was, so that the two samples are
+        # siblings. Between branches with equal messages, ids decide, and then the latest delivery.
         rank = (again, found.turns, whole, *agreement)
         if best is None or rank >= best[0]:
             best = rank, Continuation(branch, found, again)

@@ -291,7 +291,7 @@ class KnownPrefix:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._keys: list[Any] = []
-        self._rules: dict[int, str] = {}  # by the indices of answers that came back changed
+        self._rules: dict[int, str] = {}  # by the indices of answers that the client changed
         self._answers: list[int] = []
         self._same_ids: list[int] = []  # among the answers up to each
         self._ids = CallIds()

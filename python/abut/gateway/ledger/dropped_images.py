@@ -16,7 +16,7 @@ from abut.messages import Message
 from abut.rollout.image_spans import images_before
 from abut.rollout.rollout import DroppedImages
 
-# The others do not leave out what was said: they are asked by another agent, or ask once more.
+# Other causes do not leave out messages: another agent sent the request, or it is a repetition.
 _CAUSES = ("rewritten", "compaction", "template", "new")
 _SYSTEM = ("system", "developer")
 
@@ -45,7 +45,7 @@ def _dropped(
         earlier = _replaced(branch, number, earlier, branches)
     forked: tuple[tuple[int, int], list[ImageSpan]] | None = None
     for other in earlier:
-        # The other branch as it was then: it may have gone on since.
+        # The other branch in its state at that time, because it may have continued since.
         turns = sum(call.number < number for call in other.calls)
         if not turns or other.caller != branch.caller:
             continue

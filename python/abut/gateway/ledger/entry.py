@@ -108,8 +108,8 @@ class BranchEntry:
     handle: str = ""
     """The handle of an answer's reasoning."""
 
-    # Computed when a request is first compared with the entry: most messages that come back are
-    # known, or equal as they stand, and need none of these.
+    # Computed at the first comparison with a request. Most messages in a history are known or equal
+    # unchanged, so they do not need these values.
 
     @cached_property
     def comparable(self) -> Hashable:

@@ -166,7 +166,7 @@ class Histories:
                 _file(open_end)
         self.on_change()
 
-    # ---- who has a history
+    # ---- which rollouts have a history
 
     def is_new(self, ledger: Ledger) -> bool:
         """Return whether a rollout has not got a request yet."""

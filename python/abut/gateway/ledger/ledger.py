@@ -114,7 +114,7 @@ class Ledger:
     async def close(self) -> None:
         """End the rollout, and wait until it no longer changes."""
         self._end_refusal = self._end_refusal or ended
-        self.end("")  # cancels the samples; the refusal above stands
+        self.end("")  # cancels the samples; the refusal above remains
         if self._sampling:
             await asyncio.wait(self._sampling)
         async with self._lock:  # held while a prompt or an answer is being written
@@ -210,7 +210,7 @@ class Ledger:
         self._policy.note(request)
         async with self._lock:
             self._require_open()
-            # Again, because a client may have hung up meanwhile, and its sample is free now.
+            # Check again, because a client may have hung up meanwhile, which frees its sample.
             if (call := self._reused(pending)) is not None:
                 self._settled(pending)
                 return call, None
@@ -235,7 +235,7 @@ class Ledger:
             branch.sampling = True
             return call, (branch, turn)
 
-    # ---- where a request goes on
+    # ---- which branch a request continues
 
     def _reused(self, pending: PendingRequest) -> AgentCall | None:
         """Give a request the sample of an earlier call, if the request is a repeated one."""
@@ -261,7 +261,7 @@ class Ledger:
         branch, found, again = place
         for call in branch.calls[: found.turns] if self._undelivered else ():
             if not call.delivered:
-                self.delivered(call)  # its text has come back
+                self.delivered(call)  # its text is in the request
         if found.rewrites:
             self.client_rewrites.update(found.rewrites)
         self._require_turns(found.turns)
@@ -274,8 +274,8 @@ class Ledger:
         if self.observer is not None:
             self.observer.passed(self, branch, entries)
         at = branch.conversation.turns[found.turns - 1].end
-        # If a turn was begun there and its sample was refused, the trajectory goes on behind the
-        # answer, though no message does.
+        # If a turn was begun there and its sample was refused, the trajectory continues after the
+        # answer, although the messages do not.
         if entries == len(branch.entries) and at == len(branch.conversation.trajectory):
             target = branch
         else:
@@ -356,7 +356,7 @@ class Ledger:
             branch.hear(call)
             if self.observer is not None:
                 self.observer.heard(self, branch)
-        except asyncio.CancelledError:  # `end` cancelled it, and the client is told so
+        except asyncio.CancelledError:  # `end` cancelled it, and the client gets a refusal
             call.refuse(self._end_refusal() if self._end_refusal else ended())
         except Refusal as refusal:
             self.refused = refusal.reason or self.refused

@@ -149,8 +149,8 @@ def match(
     behind_turn = (behind, behind)  # entries and messages up to and with the last answer
     last = (turns - 1, behind - 1) if turns else None
     entry_of = list(range(place))
-    # `at` counts entries of the branch and `place` messages of the request: the entries run ahead
-    # where the client left out an answer. `shared` is the state at the last entry that it has.
+    # `at` counts entries of the branch and `place` messages of the request: the entries are ahead
+    # if the client left out an answer. `shared` is the state at the last entry that it has.
     shared = (at, turns, behind_turn)
     for entry in islice(entries, at, None):
         message = messages[place] if place < len(messages) else None
@@ -220,7 +220,7 @@ def rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | 
 
 def _rewrite_of(message: Message, entry: BranchEntry, dialect: Dialect) -> str | None:
     """Return the result of `rewrite_of` for one reading of a message."""
-    if message == entry.message:  # only texts are in ours, so Python's `True == 1` cannot mislead
+    if message == entry.message:  # it has only strings, so Python's `True == 1` does not matter
         return ""
     if message.get("role") != "assistant" or any(message.get(key) for key in _NEVER_OURS):
         return None
@@ -281,7 +281,7 @@ def _same_reasoning(message: Message, entry: BranchEntry) -> bool:
     """Return whether the thinking of a message, or its handle, is the policy's."""
     if (handle := message.get(HANDLE)) and handle != entry.handle:
         return False
-    if RESPELLED in message:  # exactly: a text is not as free as thinking is
+    if RESPELLED in message:  # exactly, unlike thinking, which clients may trim
         said = message.get("reasoning_content", "")
         return bool(said == entry.message.get("reasoning_content", ""))
     for key in ("reasoning_content", "reasoning"):
@@ -297,7 +297,7 @@ def _same_calls(theirs: Calls, entry: BranchEntry) -> bool:
     for own, call, known in zip(calls_of(entry.message), theirs, entry.calls, strict=True):
         mine, function = own["function"], call["function"]
         if function == mine and isinstance(function.get("arguments"), str):
-            continue  # two texts: Python's `True == 1` cannot mislead
+            continue  # two strings, so Python's `True == 1` does not matter
         if comparable_call(call) != known and not _wraps(function, mine):
             return False
     return True

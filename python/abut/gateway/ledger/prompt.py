@@ -158,7 +158,7 @@ def with_reasoning(messages: Sequence[Message], calls: Sequence[AgentCall]) -> l
         calls: all of the rollout, by their numbers.
     """
     reasonings: set[Any] = set()
-    if any(REREAD in message for message in messages):  # once, because each may have an other text
+    if any(REREAD in message for message in messages):  # copied, because each may have other text
         answered = (c for c in calls if c.answered.done() and c.answered.exception() is None)
         reasonings = {call.answered.result().message.get("reasoning_content") for call in answered}
     return [_with_reasoning(message, calls, reasonings) for message in messages]

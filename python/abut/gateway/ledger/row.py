@@ -245,7 +245,7 @@ def _looking_auxiliary(
     without = {frame: not json.loads(frame)[0] for frame in {branch.frame for branch in branches}}
     if all(without[branch.frame] for branch in branches if branch.calls):
         return set()
-    # Branches share the entries that they have in common, so those of one root begin with the same.
+    # Branches share their common entries, so branches of one root begin with the same entry.
     root = None if main is None else main.entries[0]
     return {b for b in branches if without[b.frame] and b.entries[0] is not root}
 
@@ -277,8 +277,8 @@ def unfollowed_calls(branches: Sequence[LedgerBranch]) -> set[AgentCall]:
         calls = iter(branch.calls)
         for place, entry in enumerate(branch.entries):
             if entry.ours:
-                # Branches share the entries that they have in common, so the entry before an
-                # answer is the point that it was sampled at.
+                # Branches share their common entries, so the entry before an answer identifies the
+                # point at which it was sampled.
                 samples = points.setdefault(id(branch.entries[place - 1]), {})
                 call = next(calls)
                 samples[call] = samples.get(call, False) or place + 1 < len(branch.entries)
@@ -341,7 +341,7 @@ def _others(
         ends_unfollowed = bool(branch.calls) and _last_heard(branch) in unfollowed
         return ends_unfollowed, -branch.delivered_calls, -len(branch.calls)
 
-    # A branch that another one goes on from is a part of that one.
+    # A branch that another branch continues is a part of that branch.
     for branch in sorted(branches, key=longest_followed):
         for end in sorted({branch.delivered_calls, len(branch.calls)}):
             own = [k for k, call in enumerate(branch.calls[:end]) if call not in owned]

@@ -90,7 +90,7 @@ class SystemMessages:
                     placed.append((role, run))
                 elif before == "user":
                     placed[-1][1].extend(run)
-                    # A template that takes no second user message takes neither of the two.
+                    # A template that refuses a second user message refuses both.
                     if behind == "user":
                         placed[-1][1].append(messages[place])
                         place += 1
@@ -121,7 +121,7 @@ class SystemMessages:
         if place not in self._roles:
             write = self._processor.opening if opens else self._processor.increment
             known = _HISTORIES if opens else _REPLIES
-            # A conversation without a beginning is one that the policy's answer goes before.
+            # Without a history, the messages follow an answer of the policy.
             history = known.get(before, ())
             self._roles[place] = None
             for role in ("system", "user"):

@@ -228,6 +228,6 @@ class _JudgeLedger(Ledger):
     """One request of a judge, and its answer."""
 
     def _out_of(self, refusal: Refusal) -> Refusal:
-        # NeMo Gym makes an empty answer of "maximum context length", and a judge that says nothing
-        # scores 0: a plain refusal fails the rollout instead.
+        # NeMo Gym turns "maximum context length" into an empty answer, and an empty judgement
+        # scores 0. A plain refusal fails the rollout instead.
         return not_answered(str(refusal))

@@ -153,7 +153,7 @@ def image_roles(processor: PartsProcessor, *, sampled: bool) -> Collection[str]:
     if not (sampled and isinstance(processor, WritesImages) and processor.media_token_ids):
         return ()
     report = getattr(processor, "report", None)
-    # A processor of the user's own says where it takes none when it writes.
+    # A user's own processor raises when it writes, if it does not take images there.
     return _SHOW_IMAGES if report is None else tuple(report.image_roles)
 
 

@@ -146,7 +146,7 @@ class AttemptPolicy(BatchPolicy):
         """Stop drawing samples; call this on the loop of the batch."""
         super().end()
         if self.failure.done() and not self.failure.cancelled():
-            self.failure.exception()  # or the loop logs it, if the attempt did not wait for it
+            self.failure.exception()  # or the loop logs the error, if the attempt did not await it
 
     async def _timed(self, request: SampleRequest) -> Sample:
         if not self._batch.in_process:

@@ -98,7 +98,7 @@ class PlayedAgent(AgentPlayer):
     async def for_batch(self, batch: Batch) -> AsyncIterator[None]:
         """Start the gateway and the agent, and stop the agent after the batch."""
         await THREADS.ask(self._gateway.start)
-        # Kept from batch to batch, because they live on the gateway's loop.
+        # Kept between batches, because they live on the gateway's loop.
         writers = Writers(self._processor) if self._shared is None else self._shared.writers
         source = self._source
         sampling = source.sampling()
@@ -191,7 +191,7 @@ class PlayedAgent(AgentPlayer):
                 turn.reward = score_of(turn.reward, "a turn", on_nan=lambda: nan(name))
         except TypeError as error:
             raise placed(EnvError(f"{name}: {error}"), place) from None
-        if rollout.failed:  # perhaps before some of its parts had asked anything
+        if rollout.failed:  # perhaps before some of its parts made a call
             return
         try:
             keys = RewardKeys.of(rollout, of_turns=self._source.rewards_turns)

@@ -126,8 +126,8 @@ async def _answer_or_refusal(
     except asyncio.CancelledError:
         raise
     except ConnectionResetError:
-        # The client is gone, so nobody gets this. What is raised here is an error to aiohttp, which
-        # logs a traceback for each client that hangs up while its turn is sampled.
+        # The client has hung up, so this answer is not sent. Raising here would make aiohttp log a
+        # traceback for each client that hangs up while its turn is sampled.
         return web.Response(status=_CLIENT_GONE)
     except Exception:
         logger.exception("the gateway failed while handling a request")
@@ -230,8 +230,8 @@ async def _ask(request: web.Request) -> web.StreamResponse:
         read = await _read(request, access)
         if isinstance(read, web.StreamResponse):
             return read
-        # Of the body only its last beginning is kept while the turn is sampled: with 40 screenshots
-        # it has 53 MB.
+        # Drop the body while the turn is sampled and keep only its beginning, because 40
+        # screenshots take 53 MB.
         ledger, asked, digest = read
         # Another rank's gateway keeps its connections for the rollouts to come.
         connection = _connection(request)
@@ -307,7 +307,7 @@ async def _respond(
     digest: bytes,
 ) -> web.StreamResponse:
     is_open, retried = ClientListens(request), _is_retry(request)
-    # A call goes on if its client hangs up, so that a retry receives the sample.
+    # A call continues if its client hangs up, so that a retry receives the sample.
     pending = ledger.ask(asked, digest=digest, retried=retried, is_open=is_open)
     try:
         if asked.stream:

@@ -21,14 +21,14 @@ from abut.gateway.dialects.image_fields import ImageField
 from abut.gateway.ledger.refusal import Refusal
 from abut.images import MOST_PIXELS, Image
 
-# Of the pictures in one body that are new: 300 screenshots of 1280 x 1024, decoded in 4 seconds.
-# A body of 64 MiB can hold a thousand pictures of 40 megapixels, all of one colour.
+# The limit for the new images of one body: 300 screenshots of 1280 x 1024, decoded in 4 seconds. A
+# body of 64 MiB can hold a thousand images of 40 megapixels, if each has only one colour.
 _MOST_NEW_PIXELS = 10 * MOST_PIXELS
-# The processor of a model takes some 10 ms for each picture, however small.
+# The processor of a model takes about 10 ms for each image, however small.
 _MOST_NEW_IMAGES = 1000
-# A picture of 40 megapixels takes 250 MB while it is decoded.
+# An image of 40 megapixels takes 250 MB while it is decoded.
 _AT_ONCE = 4
-# PNG, JPEG, and the RIFF of WebP with its name behind the length.
+# PNG, JPEG, and the RIFF of WebP with its name after the length.
 _FORMATS = {
     "png": (0, b"\x89PNG\r\n\x1a\n"),
     "jpeg": (0, b"\xff\xd8\xff"),
@@ -137,7 +137,7 @@ def _decoded(field: ImageField) -> Image:
         return Image(base64.b64decode(field.data, validate=True))
     except (binascii.Error, ValueError) as error:
         if isinstance(error, ImageError):
-            # Without its hint, which is for whoever has the picture in Python.
+            # Without its hint, which is meant for images in Python code.
             why = str(error).partition("\n")[0]
             raise _refusal(
                 field,

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 TICK_S = 1.0
-# Time is counted in ticks of the loop: where the loop stands still, a client's bytes wait in the
-# kernel, and a stall of any length is one tick.
+# Time is counted in ticks of the loop, because while the loop is blocked a client's bytes wait in
+# the kernel; a stall of any length is one tick.
 HEADERS_TICKS = 10
 # httpx keeps an idle connection for 5 seconds, aiohttp for 15, litellm for 120. A client whose loop
-# is busy, or stands still between two batches, sees only later that we have closed one.
+# is busy, or paused between two batches, notices only later that the server has closed a
+# connection.
 IDLE_TICKS = 150
 _BACKLOG = 4096
-# Longer than clients keep a connection that nothing comes over.
+# Longer than clients keep an idle connection.
 _KEEPALIVE_S = 620.0
 # The time for a client that is refused before its body was read to send the rest and read why.
 _LINGER_S = 5.0

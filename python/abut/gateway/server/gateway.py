@@ -323,13 +323,13 @@ class Gateway:
                     "hint: use Gateway(host=…, port=0), which takes a free port of this machine"
                 ) from error
             host = f"[{self._host}]" if ":" in self._host else self._host
-            if self._host in ("0.0.0.0", "::"):  # all addresses, and none to connect to
+            if self._host in ("0.0.0.0", "::"):  # all addresses, but not one to connect to
                 host = "127.0.0.1"
             self._url = f"http://{host}:{self._listening.port}"
             if self._public_url is not None and not registry.rank:
                 self._url = self._public_url
             self._write_key_file()
-            # A loop that still runs while the interpreter is taken down may end in a crash.
+            # A loop that still runs during interpreter shutdown may crash.
             atexit.register(self.stop)
 
     def stop(self) -> None:

@@ -75,7 +75,7 @@ def _close(agents: list[_OpenAgent]) -> None:
             logger.warning("%s.close did not return within %g s", one.name, CLOSE_S)
         elif (error := future.exception()) is not None:
             logger.warning("%s.close failed: %s", one.name, text_of(error))
-    for loop in paused:  # one that still ran while the interpreter is taken down might crash it
+    for loop in paused:  # a loop that still runs during interpreter shutdown may crash
         loop.close(_PAUSE_S)
 
 

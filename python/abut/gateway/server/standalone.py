@@ -37,8 +37,8 @@ from abut.samplers.sampler import BoundedSampler, ForgettingSampler
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
-# So many ended rollouts are told apart from unknown ones. Clients choose the ids here, so an id
-# does not say that its rollout was one of this run.
+# This many ended rollouts are distinguished from unknown ones. Clients choose the ids here, so an
+# id does not show that its rollout belonged to this run.
 _ENDED_KEPT = 2**17
 _GRACE_S = 10.0
 # An idle rollout may still be scored for an hour.

@@ -142,7 +142,7 @@ class AllRows(_Base):  # type: ignore[misc]
             scoring = self._abut_scoring
             log_images(self, self.abut_image_columns)
         finally:
-            # The lists of a batch are as large as the rest of it: nothing keeps them from here on.
+            # The lists of a batch are as large as the rest of it, so they are released here.
             self.abut_forward = self._abut_scoring = None
             self.abut_image_columns = ()
         if scoring is None:
@@ -153,7 +153,7 @@ class AllRows(_Base):  # type: ignore[misc]
         batch = spread(self, scoring, output)
         if self.model.training:
             self.abut_rows = batch
-        else:  # the rows that are trained may go on after it
+        else:  # training may continue with the previous rows after it
             self.abut_eval_rows = batch
         return output
 

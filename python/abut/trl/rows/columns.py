@@ -172,7 +172,7 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     columns = rollout.columns
     if columns is not None and not rollout.failed:
         row = {name: getattr(columns, name).tolist() for name in COLUMNS}
-        if not rollout.row_trained:  # TRL needs a row for each prompt; this one trains nothing
+        if not rollout.row_trained:  # TRL needs a row for each prompt; this row is not trained
             row["logprobs"] = [0.0] * len(row["completion_ids"])
             row["env_mask"] = [0] * len(row["completion_ids"])
         return row
@@ -182,7 +182,8 @@ def _row(rollout: Rollout, task: RolloutTask, engine: Engine) -> dict[str, list[
     media = processor.media_token_ids if isinstance(processor, WritesImages) else ()
     if prompt_ids is None or np.isin(prompt_ids, media).any():
         prompt_ids = _canonical_prompt(task, processor, engine.tokenizer)
-    # It may have failed because of its length, and TRL would pad all rows of the batch to that.
+    # It may have failed because of its length, and TRL would pad all rows of the batch to that
+    # length.
     most = engine.budget.max_context_tokens
     kept = prompt_ids if most is None else prompt_ids[: max(1, most - 1)]  # and the stop token
     return {

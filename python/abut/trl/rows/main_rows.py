@@ -38,8 +38,8 @@ class MainRows(_Base):  # type: ignore[misc]
     trainer behaves exactly as it does without the mixin.
     """
 
-    # What a `rollout_func` reads of a `GRPOTrainer`: here each prompt is played once, and nothing
-    # is rewarded.
+    # Attributes of a `GRPOTrainer` that a `rollout_func` reads: each prompt is played once, without
+    # rewards.
     num_generations = num_generations_eval = 1
     reward_funcs: Sequence[Any] = ()
     _last_loaded_step: int
@@ -58,7 +58,7 @@ class MainRows(_Base):  # type: ignore[misc]
             TypeError: the teacher is not a model in this process.
         """
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
-        # Before TRL's constructor: that of a teacher on a server asks the server.
+        # Before TRL's constructor, which would contact a teacher on a server.
         if rollout_func is not None and given.get("teacher_model") is None:
             raise TypeError(
                 f"{type(self).__name__}(rollout_func=…) without teacher_model=: "
@@ -87,7 +87,7 @@ def _log_lengths(
 
     mode = "train" if trainer.model.training else "eval"
     metrics, device = trainer._metrics[mode], trainer.accelerator.device
-    # Of a failed rollout there is a token that nobody sampled.
+    # The row of a failed rollout has a token that was not sampled.
     sampled = [sum(mask) for mask in env_mask]
     tokenizer = trainer._tokenizer
     # TRL up to 1.14 knows one.

@@ -155,7 +155,7 @@ def _without_sync(trainer: Any, model: Any) -> Iterator[None]:
     """Prevent the exchange of gradients and the optimizer step after this piece."""
     state = trainer.accelerator.gradient_state
     before = state.sync_gradients
-    # FSDP is not asked to wait: each rank would hold whole gradients until then.
+    # FSDP must not delay its sync, because each rank would hold whole gradients until then.
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     # DeepSpeed takes an optimizer step after each backward pass where this is set.
     state._set_sync_gradients(False)

@@ -151,7 +151,7 @@ def _same_on_all_ranks(trainer: Any, scoring: RowScoring, scored: list[ScoredRol
         )
     except Exception as raised:
         error = raised
-    # No rank may wait in the next collective for one that has given up.
+    # A rank must not wait in the next collective for a rank that has given up.
     said = gathered(accelerator, None if error is None else text_of(error))
     if error is not None:
         raise error

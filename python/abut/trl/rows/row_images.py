@@ -120,7 +120,7 @@ class _ImagePasses:
         stray = np.zeros(mask.shape, bool)
         for position, number in enumerate(numbers):
             conversation = self._batch.conversation_of(number)
-            if conversation is None:  # it trains nothing, and has no media token
+            if conversation is None:  # it is not trained, and has no media tokens
                 spans.append(())
                 continue
             columns = conversation.columns
@@ -137,7 +137,7 @@ class _ImagePasses:
                 end = start + max((span.end for span in spans[-1]), default=0)
                 stray[position, end:] = np.isin(ids[position, end:], self._images.media_token_ids)
         if stray.any():
-            # A model looks for them behind the mask as well; such a row trains nothing.
+            # A model also looks for them outside of the mask; such a row is not trained.
             places = torch.from_numpy(stray).to(given["input_ids"].device)
             given["input_ids"] = given["input_ids"].masked_fill(places, self._filler)
         return spans

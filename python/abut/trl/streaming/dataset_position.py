@@ -37,7 +37,7 @@ class DatasetPosition:
         """True if a callback reports what was trained; otherwise rows are not kept until then."""
         self._lock = threading.Lock()
         self._first = 0  # of the groups that are not done
-        self._done: set[int] = set()  # behind that one
+        self._done: set[int] = set()  # after the last of those
         self._next = 0  # to be played
         self._left: dict[int, int] = {}  # rows of a group that were delivered and not trained yet
         self._begun: set[int] = set()  # groups of which a row was trained
@@ -128,7 +128,7 @@ class DatasetPosition:
             self._first = self._next = int(state["first"])
             self._done = set(map(int, state["done"])) - kept
             self._groups_trained = int(state["groups_trained"])
-            # They count as begun, so the next checkpoint keeps them, and nobody plays them again.
+            # They count as begun, so the next checkpoint keeps them and they are not played again.
             self._begun |= kept
             for group in kept:
                 self._left[group] = 0

@@ -229,7 +229,7 @@ class Delivery:
         scores = await self._scores(batch, tasks, rollouts, metrics.__setitem__)
         conversations = [conversations_of(rollout) for rollout in rollouts]
         can_be_rows = [can_be_scored(rollout) for rollout in rollouts]
-        if self._distillation is not None:  # rewards judge nothing
+        if self._distillation is not None:  # rewards are only metrics
             pairs = zip(conversations, can_be_rows, strict=True)
             found = [[0.0 if can and one.trained else None for one in each] for each, can in pairs]
         else:
@@ -389,7 +389,7 @@ class Delivery:
     def _say(self, metrics: Mapping[str, float | tuple[float, float]]) -> None:
         try:
             self._queues.metrics.put_nowait(dict(metrics))
-        except queue.Full:  # nobody logs them, so only the newest metrics are lost
+        except queue.Full:  # the trainer does not log them, so only the newest metrics are lost
             return
 
 

@@ -213,8 +213,8 @@ def make_distillation_worker(
         distillation=Distillation(teacher, args, train_dataset, tokenizer),
     )
     _count_rows(args, train_dataset, rollouts_per_prompt, has_agents=bool(arguments.route.agents))
-    # Else a resumed run takes as many rows as were trained before and throws them away. From 1.14
-    # on TRL sets it itself.
+    # Otherwise a resumed run would take as many rows as were trained before and discard them. TRL
+    # 1.14 and later set it themselves.
     args.ignore_data_skip = True
     return worker
 

@@ -44,7 +44,7 @@ class RolloutBuffer(queue.Queue[Any]):
         if self._loop is not None and self._room is not None:
             try:
                 self._loop.call_soon_threadsafe(self._room.set)
-            except RuntimeError:  # it is closed, so nobody waits
+            except RuntimeError:  # the loop is closed, so no push waits
                 self._loop = None
 
     def _get(self) -> Any:

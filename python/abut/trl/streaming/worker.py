@@ -287,7 +287,7 @@ class RolloutWorker:
             ),
             chat_template_kwargs=args.chat_template_kwargs,
         )
-        # The smallest limit counts here: a row above the token budget could not be trained.
+        # The smallest limit counts here, because a row above the token budget could not be trained.
         smallest = min((tokens for tokens in holds if tokens), default=None)
         config = dataclasses.replace(config, max_context_tokens=smallest)
         return engine_for(side, dataclasses.replace(self._arguments, config=config))

@@ -138,7 +138,7 @@ async def score_row(
             f"the teacher {name!r} did not score a row: {text_of(error)}"
         ) from error
     drawn_ids = ids[positions]
-    # 16,000 positions with 64 candidates take 0.1 s, which would hold up all other rollouts.
+    # 16,000 positions with 64 candidates take 0.1 s, which would delay all other rollouts.
     quick = len(positions) * (top_k + 1) <= _QUICK
     return await work_done(
         quick, lambda: checked_scores(scores, drawn_ids, top_k, name, vocab_size)
