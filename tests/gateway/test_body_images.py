@@ -107,7 +107,7 @@ def test_very_many_pictures_are_refused(
 
 def test_ten_thousand_tiny_pictures_are_not_decoded(decoded: list[str]) -> None:
     tiny = [url(np.full((1, 1, 3), seed % 256, np.uint8)) for seed in range(256)]
-    with pytest.raises(Refusal, match="a request may add 1000 to its conversation"):
+    with pytest.raises(Refusal, match="a request may add at most 1000 images"):
         read(seeing(), {"messages": [shown(*(tiny * 40))]})
     assert decoded == []
 

@@ -274,7 +274,7 @@ async def forgets(policy: Policy, body: dict[str, Any]) -> Answer:
     return verified(policy)
 
 
-@probes("warning", "asked with temperature=0.0, and was told 1.0")
+@probes("warning", "sent temperature=0.0 instead of 1.0")
 async def greedy(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.ask(USER, temperature=0.0, top_p=1.0)
     return verified(policy)

@@ -191,7 +191,7 @@ def test_the_doctor_says_so_too(tmp_path: Path) -> None:
         errors = [f.what for f in doctor(gym.url, [rows], agent="a") if f.level == "error"]
         said = list(doctor(gym.url, [rows], agent="a", judge="policy"))
     assert len(errors) == 1
-    assert "asks policy_model by its field judge_model_server" in errors[0]
+    assert "calls policy_model, named in its field judge_model_server" in errors[0]
     assert [f.what for f in said if f.level == "error"] == []
     assert said[-1].what == "a probe rollout of agent a: 1 calls, one conversation, reward 0.5"
 

@@ -137,7 +137,7 @@ def line_of(said: Any = "hi", **params: Any) -> bytes:
             line_of(metadata={"extra_body": "{"}),
             f'{PARAMS}.metadata.extra_body must be a string with a JSON object, got "{{"',
         ),
-        (line_of(metadata={"extra_body": {}}), "extra_body must be a JSON object, written as a"),
+        (line_of(metadata={"extra_body": {}}), "extra_body must be a string with a JSON object"),
         (line_of(metadata=[1]), f"{PARAMS}.metadata is [1]: it must be a JSON object"),
         (b"[" * 100_000, "the line is nested too deeply"),
         (line_of(temperature=float("nan")), "the line has NaN, which is not valid JSON"),
@@ -212,7 +212,7 @@ def test_rows_of_a_dataset_of_ones_own_lose_the_nulls_of_arrow() -> None:
 
 
 def test_a_task_without_a_row_says_where_rows_come_from() -> None:
-    with pytest.raises(UnplayableRow, match=r"gym\.dataset\('train\.jsonl'\) has it"):
+    with pytest.raises(UnplayableRow, match=r"use train_dataset=gym\.dataset\('train\.jsonl'\)"):
         row_of(task(prompt="hi"), "gym")
     removed = RolloutTask(
         0,
@@ -264,7 +264,7 @@ def test_a_rows_own_metadata_stays() -> None:
     ]["metadata"]
     assert metadata["note"] == "n"
     assert json.loads(metadata["extra_body"]) == {"stop": ["x"], "rollout_id": "r0-run.0"}
-    with pytest.raises(UnplayableRow, match="extra_body must be a JSON object, written as a text"):
+    with pytest.raises(UnplayableRow, match="extra_body must be a string with a JSON object"):
         sent({"responses_create_params": {"input": "hi", "metadata": {"extra_body": "["}}})
 
 

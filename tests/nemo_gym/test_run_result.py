@@ -57,7 +57,7 @@ def test_each_recorded_failure_is_one_and_only_5xx_may_pass(runs: Path, version:
 def test_the_innermost_error_is_what_one_reads(runs: Path) -> None:
     cases = json.loads((runs / "0.4.0" / "failures.json").read_text(encoding="utf-8"))
     error = failure(500, cases["200_not_json"]["reply"])
-    assert str(error) == "agent agent answered 500: KeyError('choices')"
+    assert str(error) == "agent agent answered with status 500: KeyError('choices')"
     error = failure(500, cases["verifier_field_missing"]["reply"])
     assert "Field required" in str(error)
     assert str(error).endswith("hint: add the field to the row; its resources server needs it")
@@ -69,7 +69,7 @@ def test_the_innermost_error_is_what_one_reads(runs: Path) -> None:
 def test_environment_servers_fail_with_200(runs: Path) -> None:
     cases = json.loads((runs / "0.7.0" / "environment_server.json").read_text(encoding="utf-8"))
     error = failure(200, cases["typed_upstream_500"]["reply"])
-    assert "environment_server_failed in its stage agent" in str(error)
+    assert "environment_server_failed in stage agent" in str(error)
     assert error.may_pass
     assert not failure(
         200, cases["typed_upstream_500"]["reply"] | {"_ng_failure_terminal": True}
@@ -83,7 +83,7 @@ def test_a_typed_answer_is_a_result_or_a_failure() -> None:
     assert answered(200, {**ids, "result": {"reward": 0.5}, "failure": None}).reward == 0.5
     failed = {"failure_reason": "no sandbox", "terminal": True, "stage": "seed"}
     error = failure(200, {**ids, "result": None, "failure": failed})
-    assert "in its stage seed: no sandbox" in str(error)
+    assert "in stage seed: no sandbox" in str(error)
     assert not error.may_pass
     assert "neither a result nor a failure" in str(failure(200, {**ids, "result": None}))
 
@@ -98,7 +98,7 @@ def test_200_without_a_reward_is_a_failure(said: Any) -> None:
 def test_no_json_is_a_failure() -> None:
     with pytest.raises(EnvError, match="without a JSON object"):
         read_result("agent", 200, b"<html>\xff")
-    with pytest.raises(EnvError, match="agent answered 502: <html>"):
+    with pytest.raises(EnvError, match="agent answered with status 502: <html>"):
         read_result("agent", 502, b"<html>")
 
 

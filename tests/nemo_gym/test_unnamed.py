@@ -130,7 +130,7 @@ def test_what_stays_ambiguous_is_refused_and_says_so(stage: Any) -> None:
     for _, said in refused:
         assert said["error"]["message"].startswith(
             "two rollouts of a have this history, and the request does not say which one it "
-            "belongs to "
+            "belongs to\nhint: "
         )
 
 

@@ -268,7 +268,7 @@ def test_a_gateway_on_the_loopback_is_refused_where_nodes_are_elsewhere(
     assert str(raised.value).startswith(
         "agents on 127.0.0.2 cannot reach the gateway at http://127.0.0.1:"
     )
-    assert "\nhint: make_rollout_func(…, gateway=Gateway(host=…))" in str(raised.value)
+    assert "\nhint: use make_rollout_func(…, gateway=Gateway(host=…))" in str(raised.value)
     gateway = Gateway(host=own_address())
     try:
         check_rows(play(stage, pool, gateway=gateway))

@@ -89,7 +89,7 @@ def test_the_warning_names_the_environment_and_its_line_once(
     place = warning.partition("(most recent call last):\n")[2]
     assert place.startswith(f'  File "{__file__}", line ')
     assert "in blocks\n    over()" in place
-    assert "hint: await instead, or asyncio.to_thread" in warning
+    assert "hint: await instead, or use asyncio.to_thread" in warning
 
 
 def test_the_class_has_a_loop_of_its_own_from_its_next_attempt(stage: Stage, caplog: Any) -> None:

@@ -454,7 +454,7 @@ def test_rollouts_of_which_something_was_lost_are_judged(
     if not fails:
         streaming.wait_for(4)
         assert not any(rollout.failed for _, rollout in itertools.chain(*streaming.stop()))
-        warned = [r.getMessage() for r in caplog.records if "Others of its kind" in r.getMessage()]
+        warned = [r.getMessage() for r in caplog.records if "Further errors" in r.getMessage()]
         assert len(warned) == 1
         assert warned[0].endswith(
             "Lost: its row of 1\nhint: wait\nFurther errors of this kind are logged at level DEBUG."
