@@ -98,7 +98,7 @@ def test_the_reward_is_the_only_score_or_the_chosen_one() -> None:
     with pytest.raises(UnplayableRow) as raised:
         choose_reward(both, None, "env")
     assert str(raised.value) == (
-        "env has 2 scores, but no reward= that chooses: 'a', 'b'\n"
+        "env has 2 scores, so reward= must choose one: 'a', 'b'\n"
         "hint: set reward='a' to use one of them, or reward=lambda scores: … to combine them"
     )
     with pytest.raises(UnplayableRow, match=r"env has no score 'c'\nhint: its scores are 'a', 'b'"):

@@ -161,7 +161,9 @@ def test_the_verifier_does_not_get_the_key(
 
 def test_several_rewards_need_a_choice(stage: Stage, tmp_path: Path) -> None:
     task = write_task(tmp_path, test=TWO_REWARDS)
-    with pytest.raises(ValueError, match="write has 2 scores: 'style', 'works'"):
+    with pytest.raises(
+        ValueError, match="write has 2 scores, so reward= must choose one: 'style', "
+    ):
         play(stage, local(task), "true")
     assert play(stage, local(task, reward="style"), "true").one.reward == 0.25
     chosen = local(task, reward=lambda rewards: rewards["style"] + rewards["works"])

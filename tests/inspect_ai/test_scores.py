@@ -85,14 +85,15 @@ def test_a_dict_has_parts(stage: Stage) -> None:
     }
     with pytest.raises(UnplayableRow) as raised:
         played(stage, parts)
-    assert "sums has 2 scores: 'gives/utility', 'gives/security'\nhint: reward=" in str(
-        raised.value
-    )
+    assert (
+        "sums has 2 scores, so reward= must choose one: 'gives/utility', 'gives/security'\n"
+        "hint: set "
+    ) in str(raised.value)
 
 
 def test_two_scorers_of_one_name_are_numbered(stage: Stage) -> None:
     two = [includes(), includes(ignore_case=False)]
-    with pytest.raises(UnplayableRow, match="sums has 2 scores: 'includes', 'includes1'"):
+    with pytest.raises(UnplayableRow, match="choose one: 'includes', 'includes1'"):
         played(stage, two)
     batch = played(stage, two, "includes1")
     assert batch.rewards == [1.0]

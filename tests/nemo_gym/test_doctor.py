@@ -246,7 +246,7 @@ async def names_nothing_known(policy: Policy, body: dict[str, Any]) -> Answer:
     return 200, {"reward": 1.0}
 
 
-@probes("error", "failed after 1 calls: agent a answered 500: boom")
+@probes("error", "failed after 1 calls: agent a answered with status 500: boom")
 async def verify_fails(policy: Policy, body: dict[str, Any]) -> Answer:
     await policy.ask(USER, temperature=1.0, top_p=1.0)
     return 500, "boom"
@@ -461,7 +461,7 @@ def test_a_probe_that_fails_of_itself_ends_no_training(
             assert "a probe rollout of agent a failed after 1 calls" in caplog.text
             gym = NemoGym(fake.url)
             gym.dataset(path, agent="a")
-            with pytest.raises(Exception, match="agent a answered 422"):
+            with pytest.raises(Exception, match="agent a answered with status 422"):
                 play_agents(stage, gym, gateway=gateway, columns=columns)
     finally:
         gateway.stop()

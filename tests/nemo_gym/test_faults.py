@@ -258,7 +258,9 @@ def test_a_failure_says_who_failed_and_how(run: Any) -> None:
     killed = [r["error"] for r in first[KILLED] if r["error"]]
     assert all(KILLED in error and "cannot be asked" in error for error in killed)
     unverified = [r["error"] for r in first[UNVERIFIED] if r["error"]]
-    assert all("answered 500: body.expected_count: Field required" in e for e in unverified)
+    assert all(
+        "answered with status 500: body.expected_count: Field required" in e for e in unverified
+    )
     assert any("still using the servers that the head named" in text for text in run.said)
     assert run.gateway.key not in "\n".join(run.said)
 

@@ -180,7 +180,7 @@ def test_a_5xx_is_tried_again_under_a_new_id(stage: Any) -> None:
     assert rollout.error is None
     assert rollout.attempts == 2
     assert scene.ids() == [f"{rollout.rollout_id}.0", f"{rollout.rollout_id}.1"]
-    assert "agent a answered 500: boom (after 1 calls)" in rollout.attempt_errors[0]
+    assert "agent a answered with status 500: boom (after 1 calls)" in rollout.attempt_errors[0]
     own = [c for c in scene.sampler.calls if c[0].rollout_id.endswith(".1")]
     check_tree(rollout, own)  # nothing of the first attempt
 
@@ -194,7 +194,7 @@ def test_a_4xx_never_is(stage: Any, status: int) -> None:
     rollouts = scene.play(retries=5)
     assert [rollout.attempts for rollout in rollouts] == [1, 1]
     assert outcomes(rollouts) == ["failed", "failed"]
-    assert f"agent a answered {status}" in str(rollouts[0].error)
+    assert f"agent a answered with status {status}" in str(rollouts[0].error)
 
 
 def test_a_terminal_failure_never_is_and_another_one_is(stage: Any) -> None:
@@ -497,7 +497,9 @@ def test_no_head_ends_the_batch(stage: Any) -> None:
 
 def test_too_many_failures_name_what_failed(stage: Any) -> None:
     scene = Scene(stage, a=answers((500, "the sandbox is full")))
-    with pytest.raises(RolloutError, match="2 x EnvError: agent a answered 500: the sandbox"):
+    with pytest.raises(
+        RolloutError, match="2 x EnvError: agent a answered with status 500: the sandbox"
+    ):
         scene.play(["a", "a"], max_failed_frac=0.5)
 
 

@@ -396,7 +396,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
         make(settings={"beta": 0.5, "teacher_top_k": 0})
     with pytest.raises(ValueError, match="teacher_top_k=-1"):
         make(settings={"teacher_top_k": -1})
-    with pytest.raises(ValueError, match="of temperature 2, and VllmTeacher gives them of temp"):
+    with pytest.raises(ValueError, match="at temperature 2, but VllmTeacher computes them at"):
         make(teacher=VllmTeacher("http://a"), settings={"teacher_temperature": 2.0})
     two = Made(names=("math", "code"))
     with pytest.raises(ValueError, match=r"args\.teacher_server_urls has 'default'"):

@@ -158,12 +158,12 @@ def test_trls_own_class_is_refused(tmp_path: Path) -> None:
         ImageRun("llava", tmp_path, trainer_class=trl.GRPOTrainer, prompts=["one"] * 4).train()
     text = str(raised.value)
     assert text.startswith("rollout train-0-0-")
-    assert text.endswith(f" has an image, and GRPOTrainer {IMPORT}")
+    assert text.endswith(f" has an image, but GRPOTrainer {IMPORT}")
     messages = asked({"type": "image", "image": Image.of(picture(1))}, "This?")
     task = SimpleNamespace(index=3, messages=messages, columns={})
     with pytest.raises(TypeError) as raised:
         dataset_images.check_images(object(), [task], None)  # type: ignore[arg-type, list-item]
-    assert str(raised.value) == f"prompt 3 has an image, and object {IMPORT}"
+    assert str(raised.value) == f"prompt 3 has an image, but object {IMPORT}"
 
 
 def test_a_sampler_that_takes_no_images_is_refused(tmp_path: Path) -> None:

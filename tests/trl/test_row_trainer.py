@@ -79,7 +79,7 @@ def probed(run: RowsRun) -> list[Forward]:
     """Train, and return each pass through a model."""
     run.trainer.seen = []
     # `pytest.warns` passes other warnings on, beyond the filters that know where they come from.
-    with pytest.warns(UserWarning, match="Probe replaces") as warned:
+    with pytest.warns(UserWarning, match="Probe overrides") as warned:
         run.train()
     assert str(warned[0].message) == (
         "Probe overrides _get_per_token_logps_and_entropies of GRPOTrainer, which abut needs to "

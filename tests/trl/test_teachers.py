@@ -435,15 +435,15 @@ def test_a_model_that_is_not_served_is_refused(serve: Any, student: Student) -> 
     server = serve()
     teacher = VllmTeacher({"math": server.url}, models={"math": "other"})
     text = refusal(teacher, student, name="math")
-    assert "does not serve the model 'other', but 'teacher'" in text
+    assert "does not serve the model 'other'; it serves: 'teacher'" in text
 
 
 def test_a_model_refuses_what_it_does_not_hold(model: Any, student: Student) -> None:
     most = model.config.max_position_embeddings
     long = Student(student.tokenizer, 3, most + 1)
-    assert f"holds {most} tokens" in refusal(ModelTeacher(model), long)
+    assert f"has a context of {most} tokens" in refusal(ModelTeacher(model), long)
     text = refusal(ModelTeacher(model), student, ids=np.append(IDS, 600))
-    assert "has 512 tokens, and a row has token 600" in text
+    assert "has a vocabulary of 512 tokens, but a row has token 600" in text
 
 
 def test_a_teacher_that_is_not_open_says_so() -> None:
@@ -454,10 +454,10 @@ def test_a_teacher_that_is_not_open_says_so() -> None:
 @pytest.mark.parametrize(
     ("urls", "more", "text"),
     [
-        ({}, {}, "the names are \\[\\]"),
-        ({"a": []}, {}, "expected one or more"),
-        (["http://a", "http://a/v1"], {}, "each once"),
-        ("http://a", {"models": {"b": "x"}}, "models has \\['b'\\]"),
+        ({}, {}, "URLs for the names \\[\\]"),
+        ({"a": []}, {}, "expected at least one"),
+        (["http://a", "http://a/v1"], {}, "no address twice"),
+        ("http://a", {"models": {"b": "x"}}, "has the names \\['b'\\]"),
         ("a:8000", {}, "must be http"),
         ("http://u:p@a", {"api_key": "k"}, "give one of them"),
         ("http://a", {"give_up_s": 0}, "must be more than 0"),

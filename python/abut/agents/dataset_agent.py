@@ -170,7 +170,7 @@ def choose_reward(scores: Scores, reward: RewardChoice, name: str) -> float | No
     if reward is None:
         if len(scores) > 1:
             raise UnplayableRow(
-                f"{name} has {len(scores)} scores, but no reward= that chooses: {listed}\n"
+                f"{name} has {len(scores)} scores, so reward= must choose one: {listed}\n"
                 f"hint: set reward={next(iter(scores))!r} to use one of them, or reward=lambda "
                 "scores: … to combine them"
             )
