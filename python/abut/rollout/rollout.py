@@ -91,8 +91,8 @@ class TurnRecord:
     answer_id: str | None = None
     """The id of the answer that an agent's client got; None for an environment's turn."""
     message: int | None = field(default=None, compare=False)
-    """The index of its message in its conversation; None if it has no message, because the sample was
-    empty or the agent returned other messages.
+    """The index of its message in its conversation; None if it has no message, because the sample
+    was empty or the agent returned other messages.
     """
     spoken: Message | None = field(default=None, compare=False, repr=False)
     """Its message as its environment or agent got it, with `reasoning_content` and `tool_calls`
