@@ -50,7 +50,7 @@ def test_a_row_comes_out_of_the_dataset_as_it_went_in() -> None:
 
 def test_a_task_without_a_row_is_told_where_one_comes_from() -> None:
     for task, hint in (
-        (a_task({"my_row": None}), r"train_dataset=mine\.dataset\(\) has it"),
+        (a_task({"my_row": None}), r"use train_dataset=mine\.dataset\(\)"),
         (a_task({}, removed_columns=["my_row"]), "leave remove_unused_columns=True out"),
     ):
         with pytest.raises(UnplayableRow, match=rf"needs the column .my_row. .*\nhint: .*{hint}"):

@@ -229,7 +229,7 @@ def test_a_function_is_not_asked_about_conversations_without_turns() -> None:
     found = of([failed, untrained, scored, whole], by_last_turn)
     assert seen == [[], ["judge"], [], [None]]
     assert found.advantages == [[[]], [[], [0.0, 2.0]], [[]], [[3.0]]]
-    with pytest.raises(ValueError, match="for each conversation, 0 in all, not 1"):
+    with pytest.raises(ValueError, match="for each conversation, 0 in total, got 1"):
         of([failed], lambda group: [[[]]])
 
 

@@ -36,7 +36,7 @@ def test_a_row_that_names_none_is_an_error(columns: Any) -> None:
     assert str(raised.value) == (
         "prompt 3 has no column 'environment', which must name one of the environments: 'math', "
         "'game'\n"
-        "hint: add the column to the dataset, or prompt[-1][\"row\"]['environment']"
+        "hint: add the column to the dataset, or set prompt[-1][\"row\"]['environment']"
     )
 
 
