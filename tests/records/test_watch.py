@@ -467,7 +467,7 @@ def test_the_command_serves_until_it_is_stopped(stop: signal.Signals, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--watch", "-o", "x.html"], "--output is a file, and --watch writes none"),
+        (["--watch", "-o", "x.html"], "--output names a file, but --watch serves the page"),
         (["--port", "8100"], "--port is of --watch"),
         (["--watch", "--where", "rewrd<1"], "a record has no 'rewrd'"),
         (["--watch", "--without", "env_mask"], "a page cannot be without 'env_mask'"),

@@ -43,7 +43,7 @@ def _add_view(commands: Commands) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="write no file: serve the page on 127.0.0.1 until Ctrl-C, and show new rollouts",
+        help="instead of writing a file, serve the page on 127.0.0.1 until Ctrl-C, and refresh it",
     )
     parser.add_argument(
         "--port", type=int, metavar="N", help="the port of --watch; default: a free one"
@@ -150,7 +150,7 @@ def _refuse_size(size: float) -> None:
     # Nobody who only wants a look expects minutes of writing, and then a page that hardly opens.
     raise ValueError(
         f"the page would have {_megabytes(size)}, and browsers are slow above 50 MB\n"
-        "hint: --where 'step>90' shows fewer rollouts; --watch serves the page and writes no file; "
+        "hint: --where 'step>90' shows fewer rollouts; --watch serves the page instead; "
         "-o FILE.html writes it anyway"
     )
 
@@ -166,7 +166,10 @@ def _watch(args: argparse.Namespace) -> int:
     from abut.records.viewer.watch import Watch
 
     if args.output is not None:
-        raise ValueError("--output is a file, and --watch writes none\nhint: leave one of them out")
+        raise ValueError(
+            "--output names a file, but --watch serves the page instead of writing it\n"
+            "hint: drop one of them"
+        )
     parse_filter(args.where)
     check_left_out(args.without)
 

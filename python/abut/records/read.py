@@ -1,4 +1,4 @@
-"""RecordReader records, JSON lines and Parquet, files and folders, with the scores beside them."""
+"""Reading records: JSON lines and Parquet, files and folders, each joined with its scores."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def read_records(path: Path_ | Sequence[Path_]) -> Iterator[Mapping[str, Any]]:
     A folder without Parquet files is searched for the records of several runs, at any depth. Each
     record has the fields of `docs/reference/records.md`; messages, `columns` and
     `control_spellings` are the values that were recorded, not text. `rewards`, `total`,
-    `advantage`, `rows` and `padding_rows` come from the scores beside the records and are None if
+    `advantage`, `rows` and `padding_rows` come from the scores of the records and are None if
     there are none. Scores among the paths are skipped, and so is the part of a last line that a
     killed process left.
 

@@ -25,7 +25,7 @@ _BEGINNING_BYTES = 512
 
 
 class Location(NamedTuple):
-    """Where a row stands: a line of a JSONL file, or a row of a Parquet file."""
+    """The position of a row: a line of a JSONL file, or a row of a Parquet file."""
 
     path: Path
     at: int
@@ -35,7 +35,7 @@ class Location(NamedTuple):
 
 
 class ReplacedError(Exception):
-    """A file does not go on from what was read of it: it was rotated, replaced or removed."""
+    """A file does not continue what was read of it: it was rotated, replaced or removed."""
 
 
 class JsonlTail:
@@ -150,7 +150,7 @@ def tail_of(path: Path, *, scores: bool = False) -> JsonlTail | ParquetTail:
 
 
 def rows_at(locations: Iterable[Location]) -> Iterator[Mapping[str, Any]]:
-    """Yield the whole rows at these locations; those of one file best stand in order.
+    """Yield the whole rows at these locations; fastest if those of one file are in order.
 
     Raises:
         ValueError: there is no such row any more.

@@ -50,11 +50,16 @@ def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
     opened: list[tuple[Shown, Any]] = []
 
     def open_(
-        page: Path | None, address: str = "", *, scheme: str = "light", width: int = 1280
+        page: Path | None,
+        address: str = "",
+        *,
+        scheme: str = "light",
+        width: int = 1280,
+        online: bool = False,
     ) -> Shown:
         context = chromium.new_context(
             viewport={"width": width, "height": 800},
-            offline=True,
+            offline=not online,
             color_scheme=scheme,
             reduced_motion="reduce",
         )

@@ -214,7 +214,7 @@ class Catalog:
             epoch: the one that the page knows, 0 for none; of another one it gets everything.
             after: how many batches the page has.
             version: of the last answer; if nothing is new since, this one waits.
-            wait_s: how long to wait at the most.
+            wait_s: how long to wait at most.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._version != version, wait_s)
@@ -263,7 +263,7 @@ class Catalog:
         Args:
             epoch: as of `rollout`.
             first: the number of the first.
-            last: the number behind the last.
+            last: the number after the last.
             where: the filter.
             wanted: is asked now and then whether somebody still waits for the answer.
 

@@ -1,6 +1,6 @@
 """Rollouts as a page holds them: facts as JSON, tokens as columns of bytes, all compressed.
 
-A block is a little-endian uint32, that many bytes of JSON, and columns behind them, gzipped; in a
+A block is a little-endian uint32, that many bytes of JSON, then columns, gzipped; in a
 file it is written in base64. A chunk of rollouts with N tokens, S of them sampled and D of these
 scored by a teacher, has these columns:
 

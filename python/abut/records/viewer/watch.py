@@ -1,8 +1,8 @@
 """`abut view --watch`: the page of records that others still write, served to this machine alone.
 
-Invariant: whoever does not know the token learns nothing, not even that there is a page, and
-whoever knows it gets the page and what it shows, never a file. The server listens on 127.0.0.1, and
-only answers requests that name this machine: a page of somebody else, whose host name resolves to
+Invariant: a client without the token learns nothing, not even whether a page exists, and a client
+with the token gets the page and its data, never a file. The server listens on 127.0.0.1, and only
+answers requests that name this machine as host: another website, whose host name resolves to
 127.0.0.1, sends its own name.
 """
 
@@ -27,7 +27,7 @@ from abut.records.viewer.packed import block
 from abut.records.viewer.page import markup, policy_of
 
 _HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""The ports behind them are not compared: `ssh -L` gives the page another one."""
+"""The ports after them are not compared: `ssh -L` gives the page another one."""
 
 _WAIT_S = 25.0
 """A page that waits for news asks again after so long; browsers and proxies give up after 30."""
@@ -97,6 +97,7 @@ class Watch:
     def close(self) -> None:
         """Stop looking and serving."""
         self._stops.set()
+        self._server.is_closing = True
         self._catalog.close()
         self._server.shutdown()
         self._server.server_close()
@@ -118,6 +119,7 @@ class Watch:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    is_closing = False
 
     def __init__(self, port: int, catalog: Catalog, token: str, page: bytes) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -161,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> tuple[str, bytes]:
         server = self.server
+        if server.is_closing:  # a browser keeps its connections open
+            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE)
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or _host_name(hosts[0]) not in _HOSTS:
             raise _Refused(HTTPStatus.FORBIDDEN)
@@ -222,6 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET")
+        if self.server.is_closing:
+            self.send_header("Connection", "close")  # and so does this end of it
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -247,11 +247,12 @@ class App {
     let words;
     try {
       words = parseFilter(where);
+      trouble.textContent = "";
     } catch (error) {
       trouble.textContent = error.message;
-      return;
+      if (this.list.groups) return;
+      words = []; // of an address: show everything
     }
-    trouble.textContent = "";
     this.state.where = where;
     if (byId("filter").value.trim() !== where.trim()) byId("filter").value = where;
     const later = words.filter(({ inChunks }) => inChunks);
