@@ -68,7 +68,7 @@ def check_row(row: Any) -> None:
     """Refuse a row that agents could not play.
 
     Raises:
-        ValueError: says what is wrong with the row.
+        ValueError: the row is not valid; says why.
     """
     if not isinstance(row, dict):
         raise ValueError(f"a row must be a JSON object, got {type(row).__name__}")
@@ -151,7 +151,7 @@ def check_weights(weights: Sequence[float] | None, files: int) -> None:
     """Refuse invalid weights.
 
     Raises:
-        ValueError: says why.
+        ValueError: the weights are not valid; says why.
     """
     if weights is None:
         return
@@ -193,7 +193,7 @@ def _decoded(line: bytes) -> str:
 
 
 def _read(text: str) -> Any:
-    """Read a line; refuse what is not JSON or what servers refuse, before a rollout fails on it."""
+    """Read a line; refuse invalid JSON, and values that servers would refuse during a rollout."""
 
     def refuse(name: str) -> Any:
         raise ValueError(

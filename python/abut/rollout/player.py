@@ -57,7 +57,7 @@ class AgentPlayer(RolloutPlayer, ABC):
     def loop(self) -> LoopTasks | None:
         """Start and return the loop on which its batches run best; None: the batch's own loop.
 
-        If several players have one, the batch runs on that of the first task's player.
+        If several players have one, the batch runs on the loop of the first task's player.
         """
         return None
 

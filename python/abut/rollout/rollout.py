@@ -150,8 +150,8 @@ class Branch:
     leaves those out.
     """
     auxiliary: bool = False
-    """True: it has no name, no tools and a prompt of its own, while another conversation of the
-    rollout has tools. Examples are titles and summaries. The main conversation is never auxiliary.
+    """True: it has no name, no tools and its own prompt, while another conversation of the rollout
+    has tools. Examples are titles and summaries. The main conversation is never auxiliary.
     """
     turns: Sequence[TurnRecord] = field(default=(), compare=False)
     """Its own turns, which `columns` holds after the prompt."""

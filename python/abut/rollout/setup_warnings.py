@@ -40,7 +40,7 @@ class SetupWarnings:
     def __init__(self) -> None:
         self._once = Once(logger)
         self._same: Counter[str] = Counter()
-        """How many rollouts did what a warning is about: `first turn`, or `turns` and a name."""
+        """How many rollouts matched a warning: `first turn`, or `turns` and a name."""
         self._refuted: set[str] = set()
         """The warnings that some rollout has refuted, so they are never logged."""
 

@@ -114,9 +114,9 @@ class ReverseKL:
 
     Attributes:
         teacher: scores the sampled tokens: `VllmTeacher`, `ModelTeacher` or your own `Teacher`.
-        coef: the weight of one nat relative to A; more than 0.
-        credit: the source of A: None for the trainer's advantage of the rollout, `Returns(…)`, or a
-            function.
+        coef: the weight of one nat relative to A; more than 0, default 1.
+        credit: the source of A: None (the default) for the trainer's advantage of the rollout,
+            `Returns(…)`, or a function.
     """
 
     teacher: Teacher

@@ -239,7 +239,7 @@ def check_main_rows(trainer: Any, branch: BranchChoice | None, credit: Credit) -
 
 
 def check_tool_loop(trainer: Any) -> None:
-    """Refuse a trainer with tools of its own.
+    """Refuse a trainer that has its own tools.
 
     Raises:
         ValueError: the trainer has tools; names the argument.

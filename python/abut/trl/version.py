@@ -48,7 +48,7 @@ def trl_version() -> tuple[int, ...]:
 
 
 def trl_version_text() -> str:
-    """Return the installed version as it is written.
+    """Return the installed version as a string.
 
     Raises:
         MissingExtraError: TRL is not installed.

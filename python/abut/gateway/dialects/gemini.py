@@ -86,7 +86,7 @@ class Gemini(HttpDialect):
     def fields_of(
         self, path: str, named: Mapping[str, str], query: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Return the model, and whether a stream is asked for."""
+        """Return the model, and whether the client wants a stream."""
         stream = path.endswith(":streamGenerateContent")
         if stream and query.get("alt") != "sse":
             raise Refusal(

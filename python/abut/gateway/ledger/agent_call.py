@@ -319,7 +319,7 @@ class AgentCall:
 
 
 def set_failed(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Set an error as the result of a future, unless it has a result; nobody needs to await it."""
+    """Set an error as the result of a future, unless it has a result; it need not be awaited."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # or the loop logs the error, if the future is not awaited

@@ -29,7 +29,7 @@ class LedgerBranch:
         frame: see `AgentRequest.frame`.
         writer: writes its messages.
         conversation: its tokens.
-        cause: why it is a branch of its own; None for the first.
+        cause: why the branch began; None for the first one.
         entries: its messages, as the client and the policy have them.
         calls: the calls whose samples are its turns.
         sampling: whether a sample is being drawn at its end.

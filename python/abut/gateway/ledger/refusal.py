@@ -14,7 +14,7 @@ from abut.rollout.rollout import StopReason
 CONVERSATION_FULL = "conversation_full"
 """The code of a refusal because this conversation has used up its tokens; others may continue."""
 LIMIT_REACHED = "limit_reached"
-"""The code of a refusal because of another limit: no call of the rollout is answered any more."""
+"""The code of a refusal because of another limit: no further call of the rollout is answered."""
 
 
 _MOST_SHOWN = 200

@@ -207,7 +207,7 @@ class Judge:
         self._ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
     def new_ledger(self) -> Ledger:
-        """Return a ledger for the next request, which is a conversation of its own."""
+        """Return a ledger for the next request, which is a separate conversation."""
         self._calls += 1
         ledger = _JudgeLedger(f"judge-{next(_NUMBERS)}", self._policy)
         self._ledgers.add(ledger)
@@ -219,7 +219,7 @@ class Judge:
         return calls
 
     async def close(self) -> None:
-        """Answer nothing any more, and wait for the samples being drawn."""
+        """Stop answering, and wait for the samples that are being drawn."""
         for ledger in list(self._ledgers):
             await ledger.close()
 

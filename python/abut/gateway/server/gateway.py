@@ -73,7 +73,8 @@ class Gateway:
     of the run.
 
     Args:
-        host: the name or address of this machine on which it listens. Default: this machine only.
+        host: the name or address of this machine on which it listens. The default is the loopback,
+            which only this machine reaches.
         port: the port; 0 takes a free one. With several ranks, rank 0 uses this port and the others
             a free one.
         public_url: the address under which agents reach it; None: `http://host:port`.

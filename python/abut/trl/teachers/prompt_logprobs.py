@@ -34,7 +34,7 @@ def read_prompt_logprobs(
         content: the body of the answer.
         ids: `(T,)`, the row.
         positions: `(n,)`, ascending.
-        top_k: how many candidates were asked for.
+        top_k: how many candidates were requested.
 
     Raises:
         TeacherError: the answer does not belong to this row.

@@ -155,7 +155,7 @@ def checked_scores(
     """Return scores with only the valid candidates, most likely first, and W = top_k + 1.
 
     Args:
-        scores: what the teacher returned.
+        scores: the result of the teacher.
         drawn_ids: `(n,)`, the tokens that were scored.
         top_k: as in `Teacher.score`.
         name: the name of the teacher.
