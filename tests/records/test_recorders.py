@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,7 @@ def test_what_is_no_field_is_refused(tmp_path: Path, form: str) -> None:
     with pytest.raises(TypeError) as raised:
         recorder_at(tmp_path / form).write(a_rollout(), stepp=3)
     assert str(raised.value) == (
-        "'stepp' is not a field of a record\nhint: docs/how-to/records.md lists the fields"
+        "'stepp' is not a field of a record\nhint: docs/reference/records.md lists the fields"
     )
 
 
@@ -375,17 +377,33 @@ def test_datasets_reads_lines_with_the_schema(tmp_path: Path) -> None:
 
 # ---- the page
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "records.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "records.md"
 
 
-def test_the_page_and_the_writer_have_the_same_fields() -> None:
+_BRANCH = ROLLOUT["branches"][0]  # type: ignore[index]
+SECTIONS: dict[str, Mapping[str, Type]] = {
+    "## A rollout": ROLLOUT,
+    "## A turn": ROLLOUT["turns"][0],
+    "## An image": ROLLOUT["images"][0],
+    "## A branch": {name: t for name, t in _BRANCH.items() if ROLLOUT.get(name) != t}
+    | {name: _BRANCH[name] for name in ("name", "session", "reward", "messages", "tools")},
+    "## Dropped images": ROLLOUT["dropped_images"][0],
+    "## Streams": ROLLOUT["streams"][0],
+    "## Scores": SCORES,
+    "### A trained row": SCORES["rows"][0],
+}  # type: ignore[assignment]
+"""The tables of the page. A branch lists what is not a column of the row."""
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_page_and_the_writer_have_the_same_fields(title: str) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for title, fields in (("## A rollout", ROLLOUT), ("## Scores", SCORES)):
-        section = text.partition(title)[2].partition("\n## ")[0]
-        rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
-        told = {row[0].strip("| `"): row[1].strip("` ") for row in rows}
-        assert told == {name: type_name(type_) for name, type_ in fields.items()}
-        assert all(len(row) == 4 and all(cell.strip("| ") for cell in row) for row in rows)
+    assert text.count(f"{title}\n") == 1
+    section = re.split(r"\n#+ ", text.partition(f"{title}\n")[2])[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): row[1].strip("` ") for row in rows}
+    assert told == {name: type_name(type_) for name, type_ in SECTIONS[title].items()}
+    assert all(len(row) == 4 and all(cell.strip("| ") for cell in row) for row in rows)
 
 
 def test_logprobs_and_ids_survive_in_their_types(tmp_path: Path) -> None:
@@ -408,7 +426,14 @@ def test_logprobs_and_ids_survive_in_their_types(tmp_path: Path) -> None:
 
 
 def type_name(type_: Type) -> str:
-    """Return the type as `docs/how-to/records.md` writes it."""
+    """Return the type as the page writes it, where a struct with a table has a name."""
+    named = {"A turn": "turn", "An image": "image", "Dropped images": "dropped images"}
+    named |= {"Streams": "stream", "A trained row": "trained row"}
+    if type_ == _BRANCH:
+        return "branch"
+    for title, fields in SECTIONS.items():
+        if type_ == fields and title.strip("# ") in named:
+            return named[title.strip("# ")]
     if isinstance(type_, str):
         return type_.removesuffix("_")
     if isinstance(type_, list):

@@ -2,7 +2,7 @@
 
 Invariant: `prompt_ids + completion_ids` are the tokens that the engine saw and sampled, and
 `env_mask`, `logprobs` and `completion_ids` are aligned. Every record has every field, each always
-of the same type or null, so a reader never has to guess; `docs/how-to/records.md` explains each
+of the same type or null, so a reader never has to guess; `docs/reference/records.md` explains each
 field.
 """
 
@@ -167,7 +167,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     if strange := sorted(extra.keys() - ROLLOUT.keys()):
         raise TypeError(
             f"{strange[0]!r} is not a field of a record\n"
-            "hint: docs/how-to/records.md lists the fields"
+            "hint: docs/reference/records.md lists the fields"
         )
     columns, row = rollout.columns, extra.pop("columns", None)
     traces = rollout.attempt_tracebacks

@@ -54,7 +54,7 @@ class ScoreRecorder(Protocol):
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep scores of rollouts that were written before.
 
-        docs/how-to/records.md lists their fields.
+        docs/reference/records.md lists their fields.
         """
         ...
 
