@@ -80,7 +80,8 @@ def _fields(without: Iterable[str]) -> set[str]:
     left_out = {field for name in without for field in TOGETHER.get(name, (name,))}
     if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "total", "advantage", "rows"}):
         raise ValueError(
-            f"a record has no field {strange[0]!r}\nhint: docs/reference/records.md lists the fields"
+            f"a record has no field {strange[0]!r}\n"
+            "hint: docs/reference/records.md lists the fields"
         )
     return left_out
 
