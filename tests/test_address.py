@@ -74,14 +74,17 @@ def test_a_redirect_to_another_origin_is_refused(location: str) -> None:
         redirected(f"http://me:{SECRET}@host:1/a", location)
     there = origin(f"http:{location}" if location.startswith("//") else location)
     assert str(raised.value) == (
-        f"http://host:1 answers with a redirect to another origin, {there}, which gets no headers "
-        f"and no request\nhint: if the server is there, give {there} as its address"
+        f"http://host:1 redirects to another origin, {there}; abut does not follow, so that "
+        f"your headers stay with http://host:1\nhint: if the server has moved, use {there} as "
+        "its address"
     )
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "http://a:b", "//\x1b[2J"])
 def test_a_redirect_to_no_address_is_refused(location: str) -> None:
-    with pytest.raises(RedirectError, match=r"^http://host answers with a redirect to no address$"):
+    with pytest.raises(
+        RedirectError, match=r"^http://host redirects to something that is not an address$"
+    ):
         redirected("http://host", location)
 
 

@@ -108,8 +108,8 @@ def test_a_slow_tokenizer_is_named() -> None:
     with pytest.raises(abut.TokenizerError) as raised:
         tokenizer_json(object())
     assert str(raised.value) == (
-        "object has no backend_tokenizer: it is not a fast tokenizer\n"
-        "hint: pass a transformers tokenizer that has a tokenizer.json, its name or its folder"
+        "object is not a fast tokenizer: it has no backend_tokenizer\nhint: pass a tokenizer "
+        "that has a tokenizer.json, or its name or folder"
     )
 
 
@@ -138,7 +138,7 @@ except ImportError as error:
             "transformers",
             "import abut; abut.Tokenizer.from_pretrained('nothing')",
             "loading a tokenizer by name or folder needs transformers: pip install 'abut[hf]'\n"
-            "hint: Tokenizer.from_file('tokenizer.json') needs no extra",
+            "hint: Tokenizer.from_file('tokenizer.json') works without transformers",
         ),
         (
             "jinja2",

@@ -53,8 +53,8 @@ def test_what_is_missing_or_too_old_is_an_error(install: Install) -> None:
     with pytest.raises(MissingExtraError) as raised:
         require_extra("inspect_ai")
     assert str(raised.value) == (
-        "abut.inspect_ai takes inspect-ai>=0.3.277, and 0.3.250 is installed\n"
-        "hint: pip install 'abut[inspect_ai]'"
+        "abut.inspect_ai needs inspect-ai>=0.3.277, but 0.3.250 is installed\nhint: pip "
+        "install 'abut[inspect_ai]'"
     )
 
 
@@ -74,8 +74,8 @@ def test_packages_that_exclude_each_other_are_both_named(install: Install) -> No
     with pytest.raises(MissingExtraError) as raised:
         require_extra("verifiers")
     assert str(raised.value) == (
-        "verifiers 0.4.0 needs mcp==2.0.0, and 2.3.1 is installed, which harbor 0.26.0 needs "
-        "(mcp>=2.3)\nhint: install the two in environments of their own"
+        "verifiers 0.4.0 needs mcp==2.0.0, but 2.3.1 is installed, which harbor 0.26.0 needs "
+        "(mcp>=2.3)\nhint: install the two in separate Python environments"
     )
     assert require_extra("harbor") == "0.26.0"
 
@@ -90,8 +90,9 @@ def test_a_package_may_need_another_by_a_third(install: Install) -> None:
     with pytest.raises(MissingExtraError) as raised:
         require_extra("harbor")
     assert str(raised.value) == (
-        "harbor 0.26.0, by its fastmcp-slim 4.2.3, needs mcp>=2.3, and 2.0.0 is installed, which "
-        "verifiers 0.4.0 needs (mcp==2.0.0)\nhint: install the two in environments of their own"
+        "harbor 0.26.0, by its fastmcp-slim 4.2.3, needs mcp>=2.3, but 2.0.0 is installed, "
+        "which verifiers 0.4.0 needs (mcp==2.0.0)\nhint: install the two in separate Python "
+        "environments"
     )
     assert require_extra("verifiers") == "0.4.0"
 
@@ -102,14 +103,14 @@ def test_servers_of_tools_want_a_package_that_verifiers_pins(install: Install) -
     install("mcp", "2.0.0")
     with pytest.raises(MissingExtraError) as raised:
         require_extra("mcp")
-    said = "tool_env(mcp=…) takes mcp>=2.3,<3, and 2.0.0 is installed"
+    said = "tool_env(mcp=…) needs mcp>=2.3,<3, but 2.0.0 is installed"
     assert str(raised.value) == f"{said}\nhint: pip install 'abut[mcp]'"
     install("verifiers", "0.4.0", "mcp==2.0.0")
     with pytest.raises(MissingExtraError) as raised:
         require_extra("mcp")
     assert str(raised.value) == (
-        f"{said}, which verifiers 0.4.0 needs (mcp==2.0.0)\n"
-        "hint: install the two in environments of their own"
+        f"{said}, which verifiers 0.4.0 needs (mcp==2.0.0)\nhint: install the two in separate "
+        "Python environments"
     )
 
 
@@ -119,8 +120,8 @@ def test_a_grader_s_package_may_be_another_s(install: Install) -> None:
     with pytest.raises(MissingExtraError) as raised:
         check_beside("Inspect's provider openai", "openai", ">=3.4")
     assert str(raised.value) == (
-        "Inspect's provider openai needs openai>=3.4, and 2.54.0 is installed, which verifiers "
-        "0.4.0 needs (openai<3)\nhint: install the two in environments of their own"
+        "Inspect's provider openai needs openai>=3.4, but 2.54.0 is installed, which verifiers "
+        "0.4.0 needs (openai<3)\nhint: install the two in separate Python environments"
     )
 
 
@@ -128,8 +129,9 @@ def test_a_package_that_nothing_else_wants_is_to_be_installed(install: Install) 
     for text in ("none", "2.0.0"):
         with pytest.raises(MissingExtraError) as raised:
             check_beside("harbor 0.26.0", "mcp", ">=2.3")
+        found = "it is not" if text == "none" else f"{text} is"
         assert str(raised.value) == (
-            f"harbor 0.26.0 needs mcp>=2.3, and {text} is installed\nhint: pip install 'mcp>=2.3'"
+            f"harbor 0.26.0 needs mcp>=2.3, but {found} installed\nhint: pip install 'mcp>=2.3'"
         )
         if text == "none":
             install("mcp", "2.0.0")

@@ -96,8 +96,8 @@ def test_an_invalid_action_may_end_the_episode(stage: Stage) -> None:
 
 
 HINT = (
-    "hint: reset returns (observation, info), step (observation, reward, terminated, truncated, "
-    "info), as from Gym 0.26 on"
+    "hint: since Gym 0.26 reset returns (observation, info), and step returns (observation, "
+    "reward, terminated, truncated, info)"
 )
 
 
@@ -132,11 +132,12 @@ def test_settings_that_mean_nothing_are_refused() -> None:
     with pytest.raises(TypeError) as raised:
         GymEnv(Count())  # type: ignore[arg-type]
     assert str(raised.value) == (
-        'make must make environments, got Count\nhint: lambda: gymnasium.make("…")'
+        "make must be a function that returns an environment, got Count\nhint: GymEnv(lambda: "
+        'gymnasium.make("…"))'
     )
     with pytest.raises(ValueError, match="on_invalid") as refused:
         GymEnv(Count, on_invalid="retry")  # type: ignore[arg-type]
-    assert str(refused.value) == "GymEnv(on_invalid='retry'): must be tell or end"
+    assert str(refused.value) == "GymEnv(on_invalid='retry'): must be 'tell' or 'end'"
 
 
 def test_a_real_environment_of_gymnasium_plays(stage: Stage) -> None:

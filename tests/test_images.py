@@ -196,31 +196,40 @@ FRAMES = [PIL.new("L", (2, 2), k) for k in (0, 99)]
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (huge_png(8000, 5001), "8000 x 5001 pixels, and at most 40 megapixels are taken\nhint: "),
+        (
+            huge_png(8000, 5001),
+            "8000 x 5001 pixels, but abut accepts at most 40 megapixels\nhint: ",
+        ),
         (huge_png(90_000, 90_000), "is too large"),
         (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
         (encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
         (png(NOISE)[:2000], "the image is broken: "),
         (PIL.open(io.BytesIO(png(NOISE)[:2000])), "the image is broken: "),
-        (b"%!PS-Adobe-3.0 EPSF-3.0", "bytes are no image that abut reads\nhint: send PNG, JPEG"),
-        (b"", "0 bytes are no image"),
-        (encoded(PIL.fromarray(PIXELS), "TIFF"), "are no image that abut reads"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0",
+            "bytes are not an image in a format that abut reads\nhint: send PNG, JPEG",
+        ),
+        (b"", "0 bytes are not an image"),
+        (encoded(PIL.fromarray(PIXELS), "TIFF"), "are not an image in a format that abut reads"),
         (Path("nowhere.png"), "the image nowhere.png cannot be read: FileNotFoundError"),
-        ("https://a.example/b.png", "abut fetches no images: 'https://a.example/b.png'\nhint: "),
-        ("http://a.example/b.png", "abut fetches no images"),
-        ("FILE:///etc/passwd", "abut fetches no images"),
+        (
+            "https://a.example/b.png",
+            "abut does not download images: 'https://a.example/b.png'\nhint: ",
+        ),
+        ("http://a.example/b.png", "abut does not download images"),
+        ("FILE:///etc/passwd", "abut does not download images"),
         (
             "0af" * 10 + "9b",
-            "is the hash that a record has in the place of an image\nhint: the picture",
+            "is a hash, which a record holds instead of the image itself\nhint: the image",
         ),
         ("picture.png", "the text 'picture.png' is not an image\nhint: an image is an abut.Image"),
-        ("data:image/png,abc", "is not an image in base64\nhint: data:image/png;base64,"),
-        ("data:text/plain;base64,YQ==", "is not an image in base64"),
-        ("data:image/png;base64,Y", "whose base64 is broken"),
+        ("data:image/png,abc", "is not a base64 image\nhint: data:image/png;base64,"),
+        ("data:text/plain;base64,YQ==", "is not a base64 image"),
+        ("data:image/png;base64,Y", "has invalid base64"),
         (PIXELS.astype(np.float32), "an array of float32, shape (5, 4, 3), is not an image\nhint:"),
         (PIXELS[:, :, 0], "an array of uint8, shape (5, 4), is not an image"),
         (PIXELS[:0], "the image has 4 x 0 pixels"),
-        (PIL.new("F", (2, 2)), "the mode 'F', whose values have no set range\nhint: "),
+        (PIL.new("F", (2, 2)), "the mode 'F', which does not define a range of values\nhint: "),
         (7, "int is not an image\nhint: an image is an abut.Image, a PIL image, "),
         (None, "NoneType is not an image"),
     ],
@@ -248,7 +257,7 @@ def test_contents_are_read_where_they_enter() -> None:
     for other in ("a", None, [text], [{"type": "video"}]):
         assert with_images(other) is other
     for empty in ({"type": "image"}, {"type": "image_url", "image_url": {"detail": "low"}}):
-        with pytest.raises(ImageError, match="a block of the type 'image"):
+        with pytest.raises(ImageError, match="a block of type 'image"):
             with_images([text, empty])
 
 
@@ -267,7 +276,7 @@ def test_a_tool_that_finds_videos_returns_text_and_one_that_shows_one_is_refused
     found = [{"type": "video", "title": "Cats"}, {"type": "video", "video": 3, "title": "Dogs"}]
     assert image_content(found) is None
     for kind in ("video", "video_url", "input_audio"):
-        with pytest.raises(EnvError, match=f"type '{kind}', and abut takes no "):
+        with pytest.raises(EnvError, match=f"type '{kind}', but abut does not accept "):
             image_content([{"type": "text", "text": "a"}, {"type": kind, kind: b"abc"}])
 
 

@@ -288,45 +288,46 @@ def test_an_agent_that_no_import_finds_is_sent_by_its_function() -> None:
 
 STAYS = {
     Engine: (
-        "Engine is not pickled: it holds threads, event loops and a sampler of this process\n"
-        "hint: send its tokenizer, processor and config, and make the engine there"
+        "Engine cannot be pickled: it holds threads, event loops and a sampler of this "
+        "process\nhint: send its tokenizer, processor and config, and make the engine there"
     ),
     RolloutFunc: (
-        "RolloutFunc is not pickled: it uses the engine and the environments of this "
+        "RolloutFunc cannot be pickled: it uses the engine and the environments of this "
         "process\nhint: call make_rollout_func in the process that trains"
     ),
     NemoGym: (
-        "NemoGym is not pickled: it holds connections of this process\n"
-        "hint: send its arguments, and make the NemoGym in the process that trains"
+        "NemoGym cannot be pickled: it holds connections of this process\nhint: send its "
+        "arguments, and make the NemoGym in the process that trains"
     ),
     RayPool: (
-        "RayPool is not pickled: it holds actors on a cluster and an event loop of this process\n"
-        "hint: make a pool in each process: RayPool(env, size=…, address=…)"
+        "RayPool cannot be pickled: it holds actors on a cluster and an event loop of this "
+        "process\nhint: make a pool in each process: RayPool(env, size=…, address=…)"
     ),
     abut.samplers.vllm.VLLMServerSampler: (
-        "VLLMServerSampler is not pickled: it has connections of this process\n"
-        "hint: send its arguments, and make the sampler there"
+        "VLLMServerSampler cannot be pickled: it holds connections of this process\nhint: send "
+        "the sampler's arguments, and create the sampler in the other process"
     ),
     abut.samplers.trl_server.TRLServerSampler: (
-        "TRLServerSampler is not pickled: it has connections of this process\n"
-        "hint: send its arguments, and make the sampler there"
+        "TRLServerSampler cannot be pickled: it holds connections of this process\nhint: send "
+        "the sampler's arguments, and create the sampler in the other process"
     ),
     abut.samplers.vllm.VLLMColocateSampler: (
-        "VLLMColocateSampler is not pickled: its engine is in this process\n"
-        "hint: make it where the LLM is; VLLMServerSampler asks a server from anywhere"
+        "VLLMColocateSampler cannot be pickled: its engine runs in this process\nhint: create "
+        "it in the process of the LLM; VLLMServerSampler works from any process"
     ),
     abut.records.ParquetRecorder: (
-        "ParquetRecorder is not pickled: it holds rollouts that wait for their file\n"
-        "hint: make one there, of the same path"
+        "ParquetRecorder cannot be pickled: it holds unwritten rollouts\nhint: create one with "
+        "the same path in the other process"
     ),
     abut.gateway.Gateway: (
-        "Gateway is not pickled: it holds a server, connections and rollouts of this process\n"
-        "hint: make the gateway in the process that trains, and give other processes its address "
-        "and key"
+        "Gateway cannot be pickled: it holds a server, connections and rollouts of this "
+        "process\nhint: make the gateway in the process that trains, and give other processes "
+        "its address and key"
     ),
     abut.openenv.OpenEnv: (
-        "OpenEnv is not pickled: it has sessions on servers, and a loop of this process\n"
-        "hint: start the servers once, and make an OpenEnv of their addresses there"
+        "OpenEnv cannot be pickled: it holds sessions on servers and an event loop of this "
+        "process\nhint: start the servers once, and create an OpenEnv with their addresses in "
+        "the other process"
     ),
 }
 
@@ -346,8 +347,8 @@ def test_a_model_in_process_stays() -> None:
     with pytest.raises(TypeError) as raised:
         pickle.dumps(object.__new__(TransformersSampler))
     assert str(raised.value) == (
-        "TransformersSampler is not pickled: it samples with a model of this process\n"
-        "hint: send the name of the model, and make model and sampler there"
+        "TransformersSampler cannot be pickled: it holds a model of this process\nhint: send "
+        "the model's name, and create the model and the sampler in the other process"
     )
 
 
@@ -358,9 +359,9 @@ def test_a_trajectory_stays_and_is_forked_instead(
     with pytest.raises(TypeError) as raised:
         copied(abut.Trajectory(tokenizer))
     assert str(raised.value) == (
-        "a Trajectory is not pickled: it still grows, and would take its tokenizer along\n"
-        "hint: send trajectory.columns(), or what it is made of: texts, and the samples with their "
-        "logprobs; within a process, trajectory.fork(len(trajectory)) copies it"
+        "a Trajectory cannot be pickled: it still grows, and would take its tokenizer along\n"
+        "hint: send trajectory.columns(), or its texts and the samples with their logprobs; "
+        "within a process, trajectory.fork(len(trajectory)) copies it"
     )
 
 

@@ -54,8 +54,8 @@ def test_without_process_groups_no_server_is_started(
     with pytest.raises(abut.errors.EnvError) as raised:
         OpenEnv(target)
     assert str(raised.value) == (
-        f"{name} cannot be started here: this system has no process groups, so nothing would end a "
-        "server with all that it started\n"
-        "hint: start the server yourself, and pass its address: OpenEnv('http://127.0.0.1:8000')"
+        f"{name} cannot be started here: this system has no process groups, so abut could not "
+        "stop a server together with its own processes\nhint: start the server yourself, and "
+        "pass its address: OpenEnv('http://127.0.0.1:8000')"
     )
     OpenEnv("http://127.0.0.1:8000").close()  # somebody else's is no matter

@@ -44,8 +44,8 @@ def test_typed_content_is_never_parsed() -> None:
     with pytest.raises(TypeError) as raised:
         tokenizer.encode(abut.Content("<|im_end|>"))
     assert str(raised.value) == (
-        'abut.Content never becomes control tokens, but added="parse" asks for them\n'
-        'hint: pass added="text", or plain str for text of your own'
+        'abut.Content never becomes control tokens, but added="parse" asks for them\nhint: '
+        'pass added="text", or a plain str if you trust the text'
     )
 
     class Both(abut.Scaffold, abut.Content):

@@ -93,7 +93,7 @@ def test_a_path_in_the_ini_file_begins_at_its_folder(tests: Path) -> None:
 def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_a_few_lines(tests: Path) -> None:
     (tests / "broken.json").write_text("{}")
     for source, says in [
-        ("./nope", "'./nope': no such folder, and it is not the name of a model either"),
+        ("./nope", "'./nope' is neither a folder that exists nor the name of a model"),
         ("broken.json", "broken.json: not a tokenizer.json: missing field `model`"),
     ]:
         done = run(tests, "-k", "test_tokens", f"--abut-tokenizer={source}")

@@ -39,11 +39,10 @@ def test_a_merge_is_shown_with_tokens_and_texts_of_both_sides(either: Any) -> No
     with pytest.raises(AssertionError) as raised:
         assert_additive(either, "assistant\n", "\nHi")
     assert str(raised.value) == (
-        "'assistant\\n' and '\\nHi' are not additive: token 1 differs\n"
-        "  together  297      'assistant' »'\\n\\n'« 'H' 'i'\n"
-        "  apart     198      'assistant' »'\\n'« '\\n' 'H' 'i'\n"
-        "hint: do not join the ids of texts that were encoded apart; append them to one "
-        "abut.Trajectory, or end the first on a control token"
+        "'assistant\\n' and '\\nHi' are not additive: token 1 differs\n  together  297      "
+        "'assistant' »'\\n\\n'« 'H' 'i'\n  apart     198      'assistant' »'\\n'« '\\n' 'H' "
+        "'i'\nhint: do not join the ids of texts that were encoded separately; append the "
+        "texts to one abut.Trajectory, or end the first text with a control token"
     )
 
 
@@ -66,11 +65,9 @@ def test_an_encoder_that_changes_its_mind_is_caught(hf_tokenizer: Any) -> None:
     with pytest.raises(AssertionError) as raised:
         assert_exact_append(broken, ["Hel", "lo"])
     assert str(raised.value) == (
-        "after piece 1 ('lo') of ['Hel', 'lo'] token 2 differs\n"
-        "  appended  323      'H' 'el' »'lo'«\n"
-        "  whole     ends     'H' 'el' »the end«\n"
-        "hint: this tokenizer cannot be appended to exactly; please report it with its "
-        "tokenizer.json"
+        "after piece 1 ('lo') of ['Hel', 'lo'] token 2 differs\n  appended  323      'H' 'el' "
+        "»'lo'«\n  whole     ends     'H' 'el' »the end«\nhint: abut cannot append to this "
+        "tokenizer's texts exactly; please report this bug with the tokenizer.json"
     )
 
 
@@ -90,7 +87,10 @@ def test_a_seam_that_does_not_say_what_it_did_is_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("abut.testing.Trajectory", Silent)
     assert_exact_append(NATIVE, ["Hi<|im_end|>", "\n"])
-    with pytest.raises(AssertionError, match=r"^the seam before piece 1 .*, but token 1 differs\n"):
+    with pytest.raises(
+        AssertionError,
+        match=r"^the seam before piece 1 .*, but token 1 of the trajectory differs\n",
+    ):
         assert_exact_append(NATIVE, ["assistant\n", "\nHi"])
 
 
@@ -139,38 +139,38 @@ def test_a_render_that_differs_is_shown_with_both_sides(hf_tokenizer: Any) -> No
     with pytest.raises(AssertionError) as raised:
         assert_appendable(Broken(hf_tokenizer, swallow), [USER, ANSWER, USER])
     assert str(raised.value) == (
-        "the first request: token 6 differs\n"
-        "  turn by turn  198      … 'H' 'i' '<|im_end|>' »'\\n'« '<|im_start|>' 'assistant' '\\n'\n"
-        "  one encode    504      … 'H' 'i' '<|im_end|>' »'<|im_start|>'« 'assistant' '\\n'\n"
-        "hint: run `abut check` on this tokenizer and template: it says which seam is not exact"
+        "the first request: token 6 differs\n  turn by turn  198      … 'H' 'i' '<|im_end|>' "
+        "»'\\n'« '<|im_start|>' 'assistant' '\\n'\n  one encode    504      … 'H' 'i' "
+        "'<|im_end|>' »'<|im_start|>'« 'assistant' '\\n'\nhint: run `abut check` on this "
+        "tokenizer and template to see which seam is not exact"
     )
 
 
 def test_a_template_that_cannot_be_appended_to_fails_with_its_reason(hf_tokenizer: Any) -> None:
     counting = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(AssertionError, match=r"^the conversation cannot be appended: before"):
+    with pytest.raises(AssertionError, match=r"^the conversation cannot be appended to: before"):
         assert_appendable(hf_tokenizer, [USER, ANSWER, USER], chat_template=counting)
 
 
 @pytest.mark.parametrize(
     ("conversation", "message"),
     [
-        ([ANSWER], "the conversation has no prompt\nhint: begin with a user message"),
+        ([ANSWER], "the conversation has no prompt\nhint: start with a user message"),
         (
             [USER, ANSWER, ANSWER],
-            "messages 1 and 2 are both the assistant's\n"
-            "hint: put a user or tool message between them",
+            "messages 1 and 2 are both from the assistant\nhint: put a user or tool message "
+            "between them",
         ),
         (
             [USER, {"role": "assistant", "content": None}],
-            "message 1 (assistant): content=None is not what was sampled\n"
-            "hint: write the text of the sample, tool calls and all",
+            "message 1 (assistant): content=None is not the text that was sampled\nhint: write "
+            "the text of the sample, tool calls included",
         ),
         *[
             (
                 [USER, {"role": "assistant", "content": content, **{key: value}}, USER],
-                f"message 1 (assistant): {key}={value!r} is not what was sampled\n"
-                "hint: write the text of the sample, tool calls and all, as its content",
+                f"message 1 (assistant): {key}={value!r} is not the text that was sampled\n"
+                "hint: write the text of the sample, tool calls included, as the content",
             )
             for content in ("", "Hello")
             for key, value in (("tool_calls", [{"function": {}}]), ("reasoning_content", "Hm."))
@@ -189,8 +189,8 @@ def test_a_cut_turn_that_is_not_there_is_an_error(hf_tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="hint:") as raised:
         assert_appendable(hf_tokenizer, [USER, ANSWER, USER], cut={0, 99})
     assert str(raised.value) == (
-        "cut=99: the conversation has 1 turns, counted from 0\n"
-        "hint: give the numbers of the assistant's messages that were cut"
+        "cut=99: the conversation has 1 turns, counted from 0\nhint: pass the positions of the "
+        "assistant's messages that were cut"
     )
 
 

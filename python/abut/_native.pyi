@@ -32,36 +32,36 @@ _Ids = NDArray[np.int64] | Sequence[int]
 
 @final
 class Seam:
-    """The verdict on one seam, with the tokens that were written there."""
+    """The verdict on one seam: whether it is exact, and the tokens that an append wrote."""
 
     @property
     def kind(self) -> Literal["barrier", "window", "merged", "opaque"]:
-        """The way in which it was decided; `merged` if the canonical tokens differ across it."""
+        """How abut decided the verdict; `merged` if the canonical tokens differ across the seam."""
 
     @property
     def exact(self) -> bool:
-        """Appending in the right left context changed no earlier token."""
+        """True if the append did not have to change any earlier token."""
 
     @property
     def drop(self) -> int:
-        """The number of tokens on the left that were replaced."""
+        """How many tokens to the left of the seam were replaced."""
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`(T,)` int64: the left tokens without the last `drop`, then these, are the whole."""
+        """`(T,)` int64: the new tokens, which follow the old ones without the last `drop`."""
 
     @property
     def canonical_ids(self) -> NDArray[np.int64] | None:
         """`(T,)` int64: the canonical tokens, from the first that differs to the next hard token.
 
-        Only where the left side was frozen: elsewhere the canonical tokens are written. None where
-        nothing differs, and where no canonical tokens exist: the seam lies inside a character, or
-        sampled bytes spell text that the vocabulary has as a control token only.
+        Set only if the left side was frozen, because otherwise the canonical tokens are written.
+        None if nothing differs, and if there are no canonical tokens: the seam is inside a
+        character, or sampled bytes spell text that the vocabulary has only as a control token.
         """
 
     @property
     def merge(self) -> Merge | None:
-        """The tokens and texts that meet in a `merged` seam; None where no canonical ones exist."""
+        """Both sides of a `merged` seam; None if there are no canonical tokens."""
 
 @final
 class Merge:
@@ -69,15 +69,15 @@ class Merge:
 
     @property
     def left_ids(self) -> NDArray[np.int64]:
-        """`(L,)` int64: the last tokens of the left alone; empty where only the right changes."""
+        """`(L,)` int64: last tokens of the left side alone; empty if only the right changes."""
 
     @property
     def right_ids(self) -> NDArray[np.int64]:
-        """`(R,)` int64: tokens of the right side alone; its first, where the left changes too."""
+        """`(R,)` int64: tokens of the right side alone; the first, if the left changes too."""
 
     @property
     def merged_ids(self) -> NDArray[np.int64]:
-        """`(M,)` int64: the tokens of both together."""
+        """`(M,)` int64: the tokens of both sides encoded together."""
 
     @property
     def left_text(self) -> str:
@@ -89,7 +89,7 @@ class Merge:
 
 @final
 class Tokenizer:
-    """A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored."""
+    """A tokenizer from a `tokenizer.json`; the file's truncation and padding are ignored."""
 
     @staticmethod
     def from_str(
@@ -102,11 +102,12 @@ class Tokenizer:
 
         Args:
             json: the text.
-            control: added tokens to treat as control tokens, whatever their spelling.
+            control: added tokens to treat as control tokens.
             textual: added tokens to treat as ordinary text.
 
         Raises:
-            TokenizerError: it is not one, or its tokens are drawn at random.
+            TokenizerError: the text is not a `tokenizer.json`, or the tokenizer draws its tokens
+                at random.
         """
 
     @staticmethod
@@ -135,16 +136,16 @@ class Tokenizer:
         control: Collection[str] | None = None,
         textual: Collection[str] | None = None,
     ) -> Tokenizer:
-        """Take over a transformers tokenizer, or load one by name or folder with transformers.
+        """Convert a transformers tokenizer, or load one by name or folder with transformers.
 
         Args:
             source: the tokenizer, its name or its folder.
-            control: as `from_str`; so are those that the chat template spells.
-            textual: as `from_str`, whatever the chat template spells.
+            control: as `from_str`; added tokens that the chat template writes are included.
+            textual: as `from_str`; also for tokens that the chat template writes.
 
         Raises:
-            MissingExtraError: a name or folder, and transformers is not installed.
-            TokenizerError: it has no `tokenizers` backend.
+            MissingExtraError: `source` is a name or folder, and transformers is not installed.
+            TokenizerError: the tokenizer is not a fast one: it has no `tokenizers` backend.
         """
 
     def encode(self, text: str, *, added: _Added = "parse") -> NDArray[np.int64]:
@@ -157,18 +158,18 @@ class Tokenizer:
 
         Raises:
             ControlTokenError: `added="raise"` and the text spells one.
-            TokenizerError: the text has no tokens, or no UTF-8.
+            TokenizerError: the tokenizer cannot encode the text, or the text is not valid UTF-8.
         """
 
     def encode_batch(
         self, texts: Sequence[str], *, added: _Added = "parse"
     ) -> list[NDArray[np.int64]]:
-        """Return what `encode` returns for each text of a list, in order; uses all cores.
+        """Encode several texts on all CPU cores; return the tokens of each, in order.
 
-        Ctrl-C ends it between two texts.
+        Ctrl-C stops it between two texts.
 
         Args:
-            texts: each the first text of a conversation.
+            texts: each is the first text of a conversation.
             added: as `encode`.
 
         Raises:
@@ -177,15 +178,15 @@ class Tokenizer:
         """
 
     def encode_parts(self, parts: Sequence[Part], *, at_start: bool = True) -> NDArray[np.int64]:
-        """Return the `(T,)` int64 tokens of the whole; only scaffold becomes control tokens.
+        """Return the `(T,)` int64 tokens of all parts; only scaffold may become control tokens.
 
         Args:
             parts: scaffold and content, in order.
-            at_start: whether they begin the conversation.
+            at_start: True if the parts begin the conversation.
 
         Raises:
-            TokenizerError: content spells a control token that cannot be written otherwise, or the
-                text has no UTF-8.
+            TokenizerError: content spells a control token and cannot be written with other
+                tokens, or the text is not valid UTF-8.
         """
 
     def decode_bytes(self, ids: _Ids) -> bytes:
@@ -199,7 +200,7 @@ class Tokenizer:
         """
 
     def decode(self, ids: _Ids) -> str:
-        """Return `decode_bytes` as text; bytes that are no character become U+FFFD.
+        """Return the text of the ids; bytes that do not form a character become U+FFFD.
 
         Args:
             ids: `(T,)`.
@@ -209,16 +210,16 @@ class Tokenizer:
         """
 
     def control_spellings(self, text: str) -> list[tuple[int, str]]:
-        """Return each control token that `text` spells, behind the index of its first character.
+        """Return the control tokens that `text` spells, as `(index of the first character, token)`.
 
-        They are what `encode(text, added="parse")` would make, and `added="text"` does not.
+        `encode(text, added="parse")` would write these tokens; `added="text"` does not.
         """
 
     def seam(self, a: str, b: str, *, added: _Added = "parse") -> Seam:
         """Return the verdict on the seam between two texts, of which `a` begins a conversation.
 
-        Takes as long as `b` and the run of characters at the seam, however long `a` is; where
-        `profile()` says `opaque_because`, as long as both.
+        The time depends on `b` and on the run of characters at the seam, not on the length of
+        `a`, unless `profile()["opaque_because"]` is set.
 
         Raises:
             ControlTokenError: `added="raise"` and the text spells one.
@@ -234,7 +235,7 @@ class Tokenizer:
         """
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of an added token or an entry of the vocabulary; None if there is none."""
+        """Return the id of an added token or vocabulary entry; None if it does not exist."""
 
     @property
     def vocab_size(self) -> int:
@@ -243,16 +244,16 @@ class Tokenizer:
     def __copy__(self) -> Tokenizer: ...
     def __deepcopy__(self, memo: object, /) -> Tokenizer: ...
     def profile(self) -> dict[str, Any]:
-        """Return the facts that are known without encoding anything.
+        """Return facts about the tokenizer, without encoding anything.
 
-        Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
-        knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
-        although it knows the shape: its tokens of a probe text were others), opaque_because (why
-        an append encodes the open text again; None where a window is enough), and the lists
+        Keys: model, normalizer, pre_tokenizer, vocab_size; encoder ("fast" is abut's own, "hf" is
+        the `tokenizers` package); demoted_because (why "hf" is used although "fast" supports this
+        kind of tokenizer: the two gave different tokens for a probe text); opaque_because (why an
+        append encodes the open text again; None if a window of it is enough); and the lists
         hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
-        model's own vocabulary could spell, and is kept from), swallowed_tokens (added tokens that
-        begin with whitespace, which an rstrip token directly before them swallows; `tokenizers`
-        writes them besides).
+        model's own vocabulary could spell; abut prevents it) and swallowed_tokens (added tokens
+        that begin with whitespace, which an rstrip token directly before them removes;
+        `tokenizers` writes them anyway).
         """
 
 @final
@@ -261,11 +262,11 @@ class Turn:
 
     @property
     def start(self) -> int:
-        """Its first token: the length of the request that it answers."""
+        """The position of its first token, which is the length of the request that it answers."""
 
     @property
     def end(self) -> int:
-        """Behind its last token; `start` where nothing was sampled."""
+        """The position after its last token; equal to `start` if nothing was sampled."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -274,9 +275,9 @@ class Turn:
 class Trajectory:
     """Tokens in the order in which the engine saw and sampled them.
 
-    A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
-    Other threads go on while a call works; one that calls the same trajectory gets a
-    `TrajectoryError`. `Trajectory(tokenizer)` is empty.
+    A token has a finite logprob exactly if it was sampled. Tokens that `request` returned
+    never change. Calls release the GIL, so other threads run meanwhile; a thread that calls a
+    trajectory which is in use gets a `TrajectoryError`. `Trajectory(tokenizer)` is empty.
     """
 
     def __new__(cls, tokenizer: Tokenizer) -> Trajectory: ...
@@ -287,17 +288,17 @@ class Trajectory:
         added: _Added = "text",
         provenance: Literal["prompt", "env", "close"] = "env",
     ) -> Seam:
-        """Append context. With `added="parse"` it is scaffold, else content.
+        """Append context: content, or scaffold if `added="parse"`.
 
         Args:
-            text: it joins the text before it, back to what was frozen or sampled; the tokens are
-                those of the whole, whatever the pieces in which it arrived.
+            text: joined to the text before it, back to the last token that was frozen or sampled.
+                The tokens do not depend on how the text was split into appends.
             added: "parse": control tokens that are spelled become control tokens; "text": they
                 stay text; "raise": they are an error.
-            provenance: the author; "close": abut, in place of the policy.
+            provenance: the author of the text; "close": abut, which ends a turn for the policy.
 
         Returns:
-            The seam between what stood there and what was appended.
+            The seam between the tokens before it and the appended ones.
 
         Raises:
             ControlTokenError: `added="raise"` and the text spells one; nothing is written.
@@ -307,26 +308,26 @@ class Trajectory:
     def append_parts(
         self, parts: Sequence[Part], *, provenance: Literal["prompt", "env", "close"] = "env"
     ) -> Seam:
-        """Append context whose scaffold and content are apart.
+        """Append context as typed parts, of which only scaffold may become control tokens.
 
         Args:
             parts: scaffold and content, in order; they join as in `append_text`.
             provenance: the author of the content.
 
         Returns:
-            The seam between what stood there and what was appended.
+            The seam between the tokens before it and the appended ones.
 
         Raises:
             TokenizerError: as `Tokenizer.encode_parts`; nothing is written.
         """
 
     def request(self) -> NDArray[np.int64]:
-        """Return all ids so far, `(T,)` int64, which the engine gets. Freezes them.
+        """Return all ids so far, `(T,)` int64, to send to the engine, and freeze them.
 
-        A read-only view that stays as it is: all requests of a trajectory share one array, and a
-        turn writes only the ids that it adds. `torch.tensor(ids)` copies it. `torch.from_numpy` and
-        `torch.as_tensor` share it, which torch warns of: what is written there stands in all
-        requests of the trajectory, so don't.
+        The array is a read-only view that never changes: all requests of a trajectory share one
+        buffer, and a turn writes only the ids that it adds. `torch.tensor(ids)` copies it.
+        `torch.from_numpy` and `torch.as_tensor` share the buffer (torch warns about this), so do
+        not write to their result: it would change all requests of the trajectory.
         """
 
     def append_sampled(self, ids: _Ids, logprobs: NDArray[np.float32] | Sequence[float]) -> Seam:
@@ -337,39 +338,39 @@ class Trajectory:
             logprobs: `(T,)`, nats, finite, aligned with `ids`.
 
         Returns:
-            The seam between what stood there and what was sampled.
+            The seam between the request and the sample.
 
         Raises:
-            TrajectoryError: no request stands directly before it, or the logprobs are not one
+            TrajectoryError: `request` was not called directly before, or the logprobs are not one
                 finite number per id; nothing is written.
             TokenizerError: an id outside the vocabulary.
         """
 
     def fork(self, at: int) -> Trajectory:
-        """Return a new trajectory: this one as it was when it had `at` tokens.
+        """Return a new trajectory, equal to this one when it had `at` tokens.
 
-        The two share nothing that changes, and each goes on as if it had been built alone. The fork
-        has the turns that start before `at`, and costs a copy of the tokens before it. The first of
-        these that `at` is decides what the fork may do next:
+        The two are independent from then on. The fork has the turns that start before `at`, and
+        costs a copy of the tokens before it. What the fork may do next depends on `at`; the first
+        of these cases that fits counts:
 
         - 0: it is empty.
-        - The start of a turn: it is requested, so that another sample of that request may follow at
-          once. A turn may end there too, or have sampled nothing there; that makes no difference,
-          because everything that is possible after a sample is possible after a request.
-        - The length: it is as this one is. A request without an answer may be answered in both, and
-          open text stays open: text that is appended may change its last tokens.
-        - The end of a turn: it is as `append_sampled` left this one.
+        - The start of a turn: the fork is as after `request`, so another sample of that request
+          may follow at once. This also holds if another turn ends there or if nothing was
+          sampled, because after a request everything is possible that is possible after a sample.
+        - The length: the fork is as this trajectory is now. An unanswered request may be answered
+          in both, and open text stays open: an append may change its last tokens.
+        - The end of a turn: the fork is as after `append_sampled`.
 
         Args:
-            at: the offset, in tokens.
+            at: the position, in tokens.
 
         Raises:
-            TrajectoryError: any other offset; the message names the nearest possible ones.
+            TrajectoryError: any other position; the message names the nearest possible ones.
         """
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`(T,)` int64: all ids, a copy."""
+        """`(T,)` int64: a copy of all ids."""
 
     @property
     def sampled_mask(self) -> NDArray[np.uint8]:
@@ -388,10 +389,10 @@ class Trajectory:
         """The position of each sample, in order."""
 
     def columns(self) -> Columns:
-        """Return the row for a trainer: up to the last sampled token.
+        """Return the row for a trainer, which ends with the last sampled token.
 
         Raises:
-            TrajectoryError: nothing was sampled.
+            TrajectoryError: the trajectory has no sampled token.
         """
 
     def __len__(self) -> int: ...
@@ -431,61 +432,63 @@ class Columns:
         """`(T,)` uint8: 1 where the policy sampled the token."""
 
 def collate(columns: Sequence[Columns], *, pad_id: int) -> dict[str, NDArray[Any]]:
-    """Pad rows to rectangles: prompts on the left, completions on the right.
+    """Pad rows to one rectangle each: prompts on the left, completions on the right.
 
-    Costs about as much as copying as many bytes. The arrays are views of one block of memory: it is
-    kept for as long as one of them is.
+    Takes about as long as copying the bytes. All arrays are views of one block of memory,
+    which lives as long as one of them.
 
     Args:
         columns: B rows.
-        pad_id: the padding of `prompt_ids` and `completion_ids`; the others are padded with 0.
+        pad_id: the padding of `prompt_ids` and `completion_ids`; other arrays are padded with
+            0.
 
     Returns:
         `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
         `completion_mask` uint8, `logprobs` float32 and `env_mask` uint8, `(B, T)`.
 
     Raises:
-        TrajectoryError: an array of a row was changed so that mask and logprob disagree.
+        TrajectoryError: an array of a row was changed, so that mask and logprob disagree.
     """
 
 @final
 class Transition:
-    """The way in which one recorded call follows another."""
+    """How one recorded call follows another."""
 
     @property
     def call(self) -> int:
-        """Index of the call, as recorded."""
+        """The position of the call in the recording."""
 
     @property
     def parent(self) -> int | None:
-        """The call that it extends, leaves or repeats.
+        """The position of the call that this one extends, leaves or repeats.
 
-        None where no recorded sample shares its history, and where several calls could be it.
+        None if no recorded sample shares the call's history, or if several calls could be the
+        parent.
         """
 
     @property
     def chain(self) -> int | None:
-        """Index in `Stitched.chains`; None where it was dropped or quarantined."""
+        """The position in `Stitched.chains`; None if the call was dropped or quarantined."""
 
     @property
     def kind(self) -> Literal["clean", "realigned", "forked", "quarantined"]:
         """The verdict.
 
-        - clean: it extends its parent exactly and goes on with its chain; or it is the first call
-          with this prompt, which has no parent.
-        - realigned: it goes on with its parent's chain, in which the differing tail of the
-          parent's sample is context now.
-        - forked: it does not go on with its parent's chain. It begins one of its own, or was
-          dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
-          call's, which may be None.
-        - quarantined: it extends more than one call exactly, or a call that is quarantined.
+        - clean: the call extends its parent exactly and continues the parent's chain; or it is
+          the first call with this prompt, without a parent.
+        - realigned: the call continues its parent's chain, in which the tail of the parent's
+          sample that differs has become context.
+        - forked: the call does not continue its parent's chain. It begins a new chain, or was
+          dropped (`chain` is None). If another call has the same prompt, `parent` is the parent
+          of that call, which may be None.
+        - quarantined: the call extends more than one call exactly, or a quarantined call.
         """
 
     @property
     def token(self) -> int | None:
-        """The first token that differs from what stood there; None where nothing differs.
+        """The position of the first token that differs; None if nothing differs.
 
-        An index from 0 in the prompt, or its length where it ends inside a sample.
+        Counted from 0 in the prompt; the prompt's length if it ends inside a sample.
         """
 
     @property
@@ -495,15 +498,15 @@ class Transition:
         Literal["bos", "bpe_merge", "thinking", "separator", "tool_call", "rewritten", "unknown"]
         | None
     ):
-        """A guess at why it differs.
+        """Why the prompt probably differs.
 
-        None where nothing differs, and where several calls are left at `token`; then `left` and
-        `right` are None, too.
+        None if nothing differs, or if several calls differ at `token`; then `left` and `right`
+        are None, too.
         """
 
     @property
     def left(self) -> str | None:
-        """The text around `token` in what stood there; None without `tokenizer`."""
+        """The recorded text around `token`; None without `tokenizer`."""
 
     @property
     def right(self) -> str | None:
@@ -511,19 +514,19 @@ class Transition:
 
 @final
 class Stitched:
-    """Recorded calls, joined: in all chains together, no sampled token is trained twice."""
+    """Recorded calls, joined into chains; no sampled token is trained in more than one chain."""
 
     @property
     def chains(self) -> list[Columns]:
-        """One row each, in the order in which their first calls were recorded."""
+        """One row for each chain, in the order in which the first calls were recorded."""
 
     @property
     def transitions(self) -> list[Transition]:
-        """One for each call with a sample, as recorded."""
+        """One transition for each call with a sample, in the order of the recording."""
 
     @property
     def dropped(self) -> dict[Literal["empty", "truncated", "quarantined"], int]:
-        """The numbers of calls in no chain: nothing was sampled, cut off, no certain parent."""
+        """How many calls are in no chain: empty sample, truncated, or no certain parent."""
 
 def stitch(
     calls: Iterable[tuple[_Ids, _Ids, NDArray[np.float32] | Sequence[float]]],
@@ -531,16 +534,17 @@ def stitch(
     on_drift: Literal["error", "truncate", "split", "realign"] = "error",
     tokenizer: Tokenizer | None = None,
 ) -> Stitched:
-    """Join calls that another program recorded. Linear in the tokens given.
+    """Join calls that another program recorded; the time is linear in the number of tokens.
 
     Args:
-        calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
-            arrays are read in place.
-        on_drift: the handling of a prompt that differs from what stood there. "error": refuse the
-            recording; "truncate": the chain ends before the call, which is dropped with what
-            extends it; "split": the call begins a chain; "realign": the differing tail of a sample
-            becomes context, and elsewhere as "split".
-        tokenizer: for texts and better guesses at causes; it decides nothing.
+        calls: `(prompt_ids, completion_ids, logprobs)` of each call, in any order; contiguous
+            int64 arrays are read without a copy.
+        on_drift: what to do if a prompt differs from the recorded tokens. "error": raise an
+            error; "truncate": end the chain before the call, and drop the call and all that
+            extend it; "split": begin a new chain with the call; "realign": turn the tail of a
+            sample that differs into context, and otherwise do the same as "split".
+        tokenizer: adds texts and better causes to the verdicts; it does not change the
+            chains.
 
     Returns:
         The chains, one row each, and a verdict on each call.
@@ -557,7 +561,7 @@ class Choice:
 
     @property
     def index(self) -> int:
-        """The server's own number of the choice."""
+        """The number that the server gave the choice."""
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
@@ -569,7 +573,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `abort`, …; None where the server gave none."""
+        """`stop`, `length`, `abort`, …; None if the server did not give one."""
 
     @property
     def stop_reason(self) -> int | str | None:
@@ -581,15 +585,16 @@ class Choice:
 
     @property
     def prompt_token_ids(self) -> NDArray[np.int64] | None:
-        """`(P,)` int64: the ids that the engine received; None where the server omits them."""
+        """`(P,)` int64: the ids that the engine received; None if the server omits them."""
 
 def read_completions(body: bytes, /) -> list[Choice]:
-    """Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
+    """Read a vLLM reply with ids and logprobs: `/v1/completions` or `/inference/v1/generate`.
 
     Args:
-        body: all of it.
+        body: the whole body of the reply.
 
     Raises:
-        SamplerError: no such reply, ids or logprobs are missing, an id is no id, or the logprobs
-            are not one possible number for each id. Names the choice and the index.
+        SamplerError: the body is not such a reply, ids or logprobs are missing, an id is not
+            valid, or the logprobs are not one possible number for each id; names the choice
+            and the index.
     """

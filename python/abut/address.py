@@ -36,8 +36,10 @@ class Address:
         # A sign that ends the host may be one of a password that is not percent-encoded.
         if not valid or re.search(r"[?#\s\x00-\x1f\x7f]", text):
             raise ValueError(
-                f"{shown(text)!r}: must be http://… or https://…, without ? and #\n"
-                "hint: 'http://localhost:8000'; in user:password@ percent-encode such signs"
+                f"{shown(text)!r}: an address starts with http:// or https:// and has no ? and no "
+                "#\n"
+                "hint: write it like 'http://localhost:8000'; percent-encode such characters in "
+                "user:password@"
             )
         secret, _, place = parts.netloc.rpartition("@")
         url = f"{parts.scheme}://{place}{parts.path}".rstrip("/")
@@ -70,7 +72,7 @@ def origin(url: str) -> str:
     parts = urlsplit(url)
     scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
     if scheme not in _PORTS or not re.fullmatch(r"[\w.:%-]+", parts.hostname or "", re.ASCII):
-        raise ValueError("no address of a server")
+        raise ValueError("not the address of a server")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
     return f"{scheme}://{host}{port}"
@@ -87,11 +89,11 @@ def redirected(url: str, location: str) -> str:
         target = urlsplit(urljoin(url, location))
         there = origin(target.geturl())
     except ValueError:
-        raise RedirectError(f"{here} answers with a redirect to no address") from None
+        raise RedirectError(f"{here} redirects to something that is not an address") from None
     if there != here:
         raise RedirectError(
-            f"{here} answers with a redirect to another origin, {there}, which gets no headers and "
-            f"no request\nhint: if the server is there, give {there} as its address"
+            f"{here} redirects to another origin, {there}; abut does not follow, so that your "
+            f"headers stay with {here}\nhint: if the server has moved, use {there} as its address"
         )
     parts = urlsplit(url)
     return parts._replace(path=target.path, query=target.query).geturl()
@@ -106,8 +108,8 @@ def checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
     for key, value in headers.items():
         if not _HEADER_NAME.fullmatch(key) or not re.fullmatch(r"[\t\x20-\x7e]*", value):
             raise ValueError(
-                f"{name}: the header {key!r} cannot be sent: its value must be printable ASCII in "
-                "one line\nhint: .strip() what was read from a file"
+                f"{name}: the header {key!r} cannot be sent: a header's value must be printable "
+                "ASCII on one line\nhint: if you read the value from a file, call .strip() on it"
             )
     return dict(headers)
 
@@ -120,6 +122,6 @@ def check_one_authorization(name: str, address: Address, headers: Mapping[str, s
     """
     if address.headers and any(key.lower() == "authorization" for key in headers):
         raise ValueError(
-            f"{name}: {address.url} is given with user:password@, and an Authorization header too\n"
-            "hint: give one of them"
+            f"{name}: {address.url} has user:password@, and you also pass an Authorization header\n"
+            "hint: pass one of the two"
         )

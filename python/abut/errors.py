@@ -93,7 +93,7 @@ class EnvError(AbutError, RuntimeError):
     trace: str = ""
     """The traceback of the exception that the environment raised, or the place of the fault."""
     may_pass: bool
-    """False if another attempt would fail too, so that none is made."""
+    """False if another attempt would fail too, so abut does not retry."""
 
     def __init__(self, *args: object, may_pass: bool = True) -> None:
         super().__init__(*args)
@@ -151,9 +151,10 @@ _LONGEST_TRACE = 20_000
 
 
 def text_of(error: BaseException) -> str:
-    """Class and message of an error of somebody else, as errors of ours quote it.
+    """Return the class and message of any error, to quote it in a message.
 
-    Always a text, and a short one: an exception may fail to say what it is, or say it in megabytes.
+    The text is short, and this never fails, although an exception's `__str__` may raise or return
+    megabytes.
     """
     name = type(error).__name__
     try:
@@ -166,17 +167,17 @@ def text_of(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal, which must not obey what somebody else wrote; line ends stay."""
+    """Return text that is safe to print: control characters are escaped, except line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def trace_of(error: BaseException, *, own: bool = False) -> str:
-    """The traceback of an error, with what caused it: always a text, and a bounded one.
+    """Return the traceback of an error and its causes, shortened if it is long; this never fails.
 
     Args:
-        error: it, or anything that foreign code raised.
-        own: it is one of ours, and what caused it may be foreign. No method of that is called, so
-            this is quick wherever it runs; the cause is left out.
+        error: any error, including one that foreign code raised.
+        own: True if `error` is abut's own. Then the causes are left out, and none of their methods
+            is called, because they may be foreign and slow.
     """
     try:
         if own:
@@ -193,10 +194,10 @@ def trace_of(error: BaseException, *, own: bool = False) -> str:
 
 
 def _without_marks(error: BaseException) -> traceback.TracebackException:
-    """Return the text of an error and its causes, without marks below its lines.
+    """Return the traceback of an error and its causes, without the `^^^^` marks.
 
-    For these Python parses each line, and where other threads parse then, be it code, CPython 3.11
-    can fail in any of them: `SystemError: AST constructor recursion depth mismatch`.
+    To place the marks, Python parses each line. If other threads parse code at the same time,
+    CPython 3.11 can fail in any of them: `SystemError: AST constructor recursion depth mismatch`.
     """
     whole = traceback.TracebackException.from_exception(error)
     left = [whole]

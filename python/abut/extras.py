@@ -63,7 +63,7 @@ def require_extra(name: str) -> str:
     if not _takes(extra.versions, installed):
         other = _other_side(extra.package, extra.versions, installed)
         raise MissingExtraError(
-            f"{needing} takes {extra.package}{extra.versions}, and {installed} is installed"
+            f"{needing} needs {extra.package}{extra.versions}, but {installed} is installed"
             + (other or f"\nhint: pip install 'abut[{name}]'")
         )
     for by, package, specifier in _contested(extra.package):
@@ -87,7 +87,8 @@ def check_beside(needing: str, package: str, specifier: str) -> None:
     if installed is not None and _takes(specifier, installed):
         return
     raise MissingExtraError(
-        f"{needing} needs {package}{specifier}, and {installed or 'none'} is installed"
+        f"{needing} needs {package}{specifier}, but "
+        f"{f'{installed} is' if installed else 'it is not'} installed"
         + (
             _other_side(package, specifier, installed)
             or f"\nhint: pip install '{package}{specifier}'"
@@ -104,7 +105,7 @@ def _other_side(package: str, specifier: str, installed: str | None) -> str:
                 theirs = f"{other.package} {installed_version(other.package)}"
                 return (
                     f", which {theirs} needs ({package}{wanted})\n"
-                    "hint: install the two in environments of their own"
+                    "hint: install the two in separate Python environments"
                 )
     return ""
 

@@ -45,11 +45,11 @@ class GymEnv:
     ) -> None:
         if not callable(make):
             raise TypeError(
-                f"make must make environments, got {type(make).__name__}\n"
-                'hint: lambda: gymnasium.make("…")'
+                f"make must be a function that returns an environment, got {type(make).__name__}\n"
+                'hint: GymEnv(lambda: gymnasium.make("…"))'
             )
         if on_invalid not in ("tell", "end"):
-            raise ValueError(f"GymEnv(on_invalid={on_invalid!r}): must be tell or end")
+            raise ValueError(f"GymEnv(on_invalid={on_invalid!r}): must be 'tell' or 'end'")
         self.make = make
         self.observe = observe
         self.act = act
@@ -118,6 +118,6 @@ class GymEpisode:
         got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
         raise EnvError(
             f"{type(self._env).__name__}.{method} must return {count} values, got {got}\n"
-            "hint: reset returns (observation, info), step (observation, reward, terminated, "
-            "truncated, info), as from Gym 0.26 on"
+            "hint: since Gym 0.26 reset returns (observation, info), and step returns "
+            "(observation, reward, terminated, truncated, info)"
         )

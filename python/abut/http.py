@@ -17,7 +17,7 @@ class AnswerError(OSError):
     """
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"the answer is {status}")
+        super().__init__(f"the server answered with HTTP status {status}")
         self.status = status
 
 
@@ -68,5 +68,5 @@ def http_get(
     except HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
     if len(body) > max_message_bytes:
-        raise OSError(f"the answer has more than max_message_bytes={max_message_bytes}")
+        raise OSError(f"the answer is longer than max_message_bytes={max_message_bytes}")
     return body

@@ -171,10 +171,10 @@ class Image:
         return _pillow().fromarray(self.pixels)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"an abut.Image never changes: {name} cannot be set")
+        raise AttributeError(f"an abut.Image is immutable: {name} cannot be set")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"an abut.Image never changes: {name} cannot be deleted")
+        raise AttributeError(f"an abut.Image is immutable: {name} cannot be deleted")
 
     def __copy__(self) -> "Image":
         return self
@@ -279,7 +279,7 @@ def _decoded(data: bytes) -> NDArray[np.uint8]:
             if getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO":
                 raise ImageError(
                     f"the image has {picture.n_frames} frames\n"
-                    "hint: abut takes no animations or videos: send the frames one by one"
+                    "hint: abut does not accept animations or videos; send the frames one by one"
                 )
             pixels = np.array(_rgb(picture), dtype=np.uint8)
     except (ImageError, MissingExtraError, MemoryError):
@@ -288,8 +288,8 @@ def _decoded(data: bytes) -> NDArray[np.uint8]:
         raise ImageError(f"the image is too large: {error}") from error
     except pillow.UnidentifiedImageError as error:
         raise ImageError(
-            f"{len(data)} bytes are no image that abut reads\n"
-            f"hint: send {', '.join(_FORMATS)}, or a PIL image that you have opened"
+            f"{len(data)} bytes are not an image in a format that abut reads\n"
+            f"hint: send {', '.join(_FORMATS)}, or open the image with PIL and send the PIL image"
         ) from error
     except Exception as error:  # a broken file can raise anything in a decoder
         raise ImageError(f"the image is broken: {text_of(error)}") from error
@@ -309,8 +309,8 @@ def _rgb(picture: Any) -> Any:
         return _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
     if picture.mode in ("I", "F"):
         raise ImageError(
-            f"the image has the mode {picture.mode!r}, whose values have no set range\n"
-            "hint: send an 8-bit image, such as a uint8 array (H, W, 3)"
+            f"the image has the mode {picture.mode!r}, which does not define a range of values\n"
+            "hint: convert it to 8 bits, such as a uint8 array (H, W, 3)"
         )
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
@@ -322,8 +322,8 @@ def _rgb(picture: Any) -> Any:
 def _check_size(width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
         raise ImageError(
-            f"the image has {width} x {height} pixels, and at most {MOST_PIXELS // 10**6} "
-            "megapixels are taken\nhint: scale it down"
+            f"the image has {width} x {height} pixels, but abut accepts at most "
+            f"{MOST_PIXELS // 10**6} megapixels\nhint: scale it down"
         )
     if width < 1 or height < 1:
         raise ImageError(f"the image has {width} x {height} pixels")
@@ -333,7 +333,7 @@ def _checked_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise ImageError(
             f"an array of {array.dtype}, shape {array.shape}, is not an image\n"
-            "hint: make it uint8, of the shape (H, W, 3)"
+            "hint: pass a uint8 array of shape (H, W, 3)"
         )
     _check_size(array.shape[1], array.shape[0])
     return array
@@ -343,14 +343,15 @@ def _bytes_of_url(url: str) -> bytes:
     scheme, found, rest = url.partition(":")
     if found and scheme.lower() in ("http", "https", "file", "ftp"):
         raise ImageError(
-            f"abut fetches no images: {url[:80]!r}\n"
-            "hint: send the bytes, a pathlib.Path, or a data: URL"
+            f"abut does not download images: {url[:80]!r}\n"
+            "hint: download it yourself and send the bytes, a pathlib.Path, or a data: URL"
         )
     if _HASH.fullmatch(url):
         raise ImageError(
-            f"{url} is the hash that a record has in the place of an image\n"
-            f"hint: the picture is in the folder that record_images named: Path(folder, "
-            f"'{url}.png'), or .jpg, .webp, .gif, .bmp; without that folder it is not recorded"
+            f"{url} is a hash, which a record holds instead of the image itself\n"
+            f"hint: the image is a file in the folder that you passed as record_images: "
+            f"Path(folder, '{url}.png'), or .jpg, .webp, .gif, .bmp; without record_images, "
+            "abut does not keep images"
         )
     if scheme.lower() != "data" or not found:
         raise ImageError(f"the text {url[:40]!r} is not an image\n{IMAGE_FORMS}")
@@ -358,12 +359,12 @@ def _bytes_of_url(url: str) -> bytes:
     kind, *parameters = head.lower().split(";")
     if not found or "base64" not in parameters or not kind.startswith("image/"):
         raise ImageError(
-            f"the URL 'data:{head[:80]}' is not an image in base64\nhint: data:image/png;base64,…"
+            f"the URL 'data:{head[:80]}' is not a base64 image\nhint: data:image/png;base64,…"
         )
     try:
         return base64.b64decode(payload, validate=True)
     except binascii.Error as error:
-        raise ImageError(f"a data: URL whose base64 is broken: {error}") from error
+        raise ImageError(f"the data: URL has invalid base64: {error}") from error
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

@@ -21,8 +21,8 @@ IMAGE_BLOCKS = ("image", "image_url")
 """The types of content blocks that hold an image, under a key of the same name."""
 
 _OTHER_MEDIA = {
-    "video": "send single frames of it as images",
-    "audio": "send a transcript of it as text",
+    "video": "send single frames of the video as images",
+    "audio": "send a transcript of the audio as text",
 }
 
 
@@ -61,8 +61,8 @@ def refusal_of(kind: str) -> tuple[str, str]:
     """Return why a block of a type is not taken, and what to send instead."""
     for medium, instead in _OTHER_MEDIA.items():
         if medium in kind:  # video, video_url, input_audio, …
-            return f"abut takes no {medium}", instead
-    return "abut takes texts and images", "send blocks of the types 'text' and 'image' alone"
+            return f"abut does not accept {medium}", instead
+    return "abut accepts only text and images", "send only blocks of type 'text' or 'image'"
 
 
 def image_in(block: Any) -> Any:
@@ -81,7 +81,7 @@ def image_in(block: Any) -> Any:
     if kind == "image_url" and isinstance(value, Mapping):
         value = value.get("url")
     if value is None:
-        raise ImageError(f"a block of the type {kind!r} has no {kind!r}\n{IMAGE_FORMS}")
+        raise ImageError(f"a block of type {kind!r} has no key {kind!r}\n{IMAGE_FORMS}")
     return value
 
 
@@ -120,7 +120,7 @@ def image_content(value: Any) -> list[dict[str, Any]] | None:
         if media and all(is_block(b) or _other_medium(b) is not None for b in value):
             because, instead = refusal_of(media[0])
             raise EnvError(
-                f"a tool or reset returned content of the type {media[0]!r}, and {because}\n"
+                f"a tool or reset returned content of type {media[0]!r}, but {because}\n"
                 f"hint: {instead}"
             )
         whole = has_images(value) and all(map(is_block, value))

@@ -19,7 +19,7 @@ def stays(because: str, *, hint: str) -> Callable[[_C], _C]:
     """
 
     def refuse(self: Any) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} is not pickled: {because}\nhint: {hint}")
+        raise TypeError(f"{type(self).__name__} cannot be pickled: {because}\nhint: {hint}")
 
     def mark(cls: _C) -> _C:
         cls.__reduce__ = refuse  # type: ignore[method-assign, assignment]

@@ -17,10 +17,10 @@ from abut.errors import MissingExtraError, TokenizerError
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 _CODE_HINT = (
-    "hint: abut runs no code that comes with a model; where you trust it, load the tokenizer "
-    "yourself with trust_remote_code=True, and pass the tokenizer"
+    "hint: abut never runs code that comes with a model; if you trust this code, load the "
+    "tokenizer yourself with trust_remote_code=True and pass that tokenizer"
 )
-_FOLDER_HINT = "hint: pass a folder that save_pretrained of a fast tokenizer wrote"
+_FOLDER_HINT = "hint: pass a folder that a fast tokenizer's save_pretrained has written"
 
 
 def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
@@ -41,7 +41,7 @@ def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
-            "hint: a tokenizer.json without a template can be checked without it"
+            "hint: a tokenizer.json alone, without a template, can be checked without transformers"
         ) from error
     return PreTrainedTokenizerFast(tokenizer_file=os.fspath(source))
 
@@ -90,7 +90,7 @@ def _refusing_broken_files(
             if type(error).__name__ != "PanicException":
                 raise
             raise TokenizerError(
-                f"{name}: the tokenizers package panicked at its tokenizer.json: {error}\n"
+                f"{name}: the tokenizers package crashed while it read tokenizer.json: {error}\n"
                 "hint: copy the file from the model again"
             ) from error
 
@@ -112,14 +112,14 @@ def load_transformers_tokenizer(source: str | os.PathLike[str]) -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "loading a tokenizer by name or folder needs transformers: pip install 'abut[hf]'\n"
-            "hint: Tokenizer.from_file('tokenizer.json') needs no extra"
+            "hint: Tokenizer.from_file('tokenizer.json') works without transformers"
         ) from error
     name = os.fspath(source)
     folder = Path(name)
     is_folder = bool(name) and folder.is_dir()
     if not is_folder and not _MODEL_NAME.fullmatch(name):
         raise FileNotFoundError(
-            f"{name!r}: no such folder, and it is not the name of a model either\n"
+            f"{name!r} is neither a folder that exists nor the name of a model\n"
             "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B"
         )
     # Spelled out: the name may be that of a record, and by default transformers asks whoever sits
@@ -172,9 +172,10 @@ def generation_stop_ids(source: Any, *, vocab_size: int) -> list[int]:
     for i in ids:
         if type(i) is not int or not 0 <= i < vocab_size:
             raise TokenizerError(
-                f"{path}: eos_token_id has {i!r}, which is no id of the tokenizer "
+                f"{path}: eos_token_id has {i!r}, which is not an id of the tokenizer "
                 f"({vocab_size} ids)\n"
-                "hint: write the id, or a list of ids, of the tokens that end a turn"
+                "hint: set eos_token_id to the id, or the list of ids, of the tokens that end a "
+                "turn"
             )
     return list(ids)
 
@@ -184,9 +185,9 @@ def _json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TokenizerError(f"{path}: not JSON: {error}\n{hint}") from error
+        raise TokenizerError(f"{path} is not JSON: {error}\n{hint}") from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: not a JSON object\n{hint}")
+        raise TokenizerError(f"{path} is not a JSON object\n{hint}")
     return value
 
 
@@ -204,8 +205,8 @@ def tokenizer_of(source: Any) -> Any:
     tokenizer: Any = getattr(source, "tokenizer", None)
     if not _is_tokenizer(tokenizer):
         raise TokenizerError(
-            f"{type(source).__name__} is not a transformers tokenizer, and holds none\n"
-            "hint: pass the model's tokenizer, or a processor that has one as `tokenizer`"
+            f"{type(source).__name__} is not a transformers tokenizer and does not have one\n"
+            "hint: pass the model's tokenizer, or a processor with the attribute `tokenizer`"
         )
     template = getattr(source, "chat_template", None)
     if template and template != tokenizer.chat_template:
@@ -235,8 +236,8 @@ def tokenizer_json(source: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(
-            f"{type(source).__name__} has no backend_tokenizer: it is not a fast tokenizer\n"
-            "hint: pass a transformers tokenizer that has a tokenizer.json, its name or its folder"
+            f"{type(source).__name__} is not a fast tokenizer: it has no backend_tokenizer\n"
+            "hint: pass a tokenizer that has a tokenizer.json, or its name or folder"
         )
     return str(backend.to_str())
 

@@ -52,8 +52,8 @@ def assert_additive(tokenizer: Any, a: str, b: str) -> None:
                 f"{a!r} and {b!r} are not additive: token {found.token} differs",
                 found,
                 ("together", "apart"),
-                "do not join the ids of texts that were encoded apart; append them to one "
-                "abut.Trajectory, or end the first on a control token",
+                "do not join the ids of texts that were encoded separately; append the texts to "
+                "one abut.Trajectory, or end the first text with a control token",
             )
         )
 
@@ -91,19 +91,19 @@ def assert_exact_append(
                     f"after piece {k} ({piece!r}) of {list(pieces)!r} token {found.token} differs",
                     found,
                     ("appended", "whole"),
-                    "this tokenizer cannot be appended to exactly; please report it with its "
-                    "tokenizer.json",
+                    "abut cannot append to this tokenizer's texts exactly; please report this bug "
+                    "with the tokenizer.json",
                 )
             )
         said = [*before[: len(before) - seam.drop], *seam.ids.tolist()]
         if found := difference(said, ids, text_of):
             raise AssertionError(
                 _message(
-                    f"the seam before piece {k} ({piece!r}) of {list(pieces)!r} says {seam}, but "
-                    f"token {found.token} differs",
+                    f"the seam before piece {k} ({piece!r}) of {list(pieces)!r} is {seam}, but "
+                    f"token {found.token} of the trajectory differs",
                     found,
                     ("the seam", "the ids"),
-                    "please report it with its tokenizer.json",
+                    "please report this bug with the tokenizer.json",
                 )
             )
         before = ids
@@ -144,11 +144,11 @@ def assert_appendable(
     try:
         replayed = _replay(hf_tokenizer, options).run(conversation, cut=cut)
     except TemplateError as error:
-        raise AssertionError(f"the conversation cannot be appended: {error}") from error
+        raise AssertionError(f"the conversation cannot be appended to: {error}") from error
     if replayed.problem is not None:
         raise AssertionError(
             f"{replayed.problem}\n"
-            "hint: run `abut check` on this tokenizer and template: it says which seam is not exact"
+            "hint: run `abut check` on this tokenizer and template to see which seam is not exact"
         )
 
 

@@ -65,8 +65,8 @@ def test_a_role_without_images_is_said_with_its_reason() -> None:
     assert images is not None
     assert images.roles == ("user",)
     assert [note.partition(": ")[0] for note in images.notes] == [
-        "the template writes no images in tool messages",
-        "the template writes no images in system messages",
+        "the template does not write images in tool messages",
+        "the template does not write images in system messages",
     ]
     assert "0 placeholders ('<image>') for the 1 images" in images.notes[0]
 
@@ -81,7 +81,7 @@ def test_a_refusal_has_both_texts_and_leaves_the_verdict_on_text() -> None:
     assert found.images.refused is not None
     assert "Picture 2" in found.images.refused
     page = "\n".join(lines(found))
-    assert "images: LlavaProcessor is REFUSED, so train it on text alone\n  " in page
+    assert "images: LlavaProcessor is REFUSED, so train the model only on text\n  " in page
     assert "Picture 2" in page
     assert found.exact
     finding = _of_images(found.images)

@@ -23,7 +23,7 @@ def test_thinking_is_taken_apart_with_every_switch_that_changes_the_prompt() -> 
     assert list(trips) == ["thinking", "thinking, enable_thinking=false"]
     assert [(trip.broken, trip.note) for trip in trips.values()] == [
         (0, ""),
-        (0, "the template writes no thoughts here"),
+        (0, "the template does not write thinking here"),
     ]
     assert trips["thinking"].tried > 80, "thoughts are cut at every character"
     assert list(judged(TAGS_ALIKE, enable_thinking=False)) == ["thinking"]
@@ -39,7 +39,7 @@ def test_a_form_of_calls_that_is_not_known_is_said_to_be_unknown() -> None:
     unknown = unknown.replace("arguments | tojson", "arguments | string | reverse")
     calls = judged(unknown)["calls"]
     assert (calls.tried, calls.broken) == (0, 0)
-    assert calls.note == "not read: the template writes them in a form that is not known"
+    assert calls.note == "not parsed, because abut does not know the form in which they are written"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_thinking_that_is_cut_inside_a_tag_is_found() -> None:
         "thinking, enable_thinking=false",
     ]
     page = "\n".join(lines(found))
-    assert "thinking, enable_thinking=false  NO, 2 of 2 are taken apart otherwise" in page
+    assert "thinking, enable_thinking=false  NO, 2 of 2 are parsed differently" in page
     assert "      sample   'abutAnswer'\n      written  ('', 'abutAnswer')\n" in page
 
 

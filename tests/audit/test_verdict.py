@@ -181,13 +181,13 @@ def test_a_call_that_is_written_otherwise_later_is_refused_and_not_overlooked() 
 def test_a_refused_template_is_reported_with_its_reason_and_the_tokenizer() -> None:
     found = audit(DEMO_ASSETS, template="{{ messages | length }}", fuzz=3)
     assert not found.exact
-    assert found.problems == ["the template cannot be appended to"]
+    assert found.problems == ["abut cannot append to the template"]
     page = "\n".join(lines(found))
     assert "template: REFUSED\n  the template writes the answer of message 1" in page
     assert page.splitlines()[-1] == (
-        "Not safe to train with: abut cannot append to this chat template, as said above."
+        "Not safe to train with: abut cannot append to this chat template, for the reason above."
     )
-    assert "hard         9  no text around them changes a token" in page
+    assert "hard         9  text around them cannot change their tokens" in page
 
 
 @pytest.mark.parametrize(
@@ -227,20 +227,20 @@ def test_variables_reach_the_template(qwen3: Any) -> None:
 def test_a_tokenizer_alone_is_profiled_and_said_to_be_alone() -> None:
     found = audit(DEMO_ASSETS / "tokenizer.json")
     assert (found.template, found.seams, found.content) == (None, (), None)
-    assert found.problems == ["no seam was judged: there is no chat template"]
+    assert found.problems == ["no seam was judged, because there is no chat template"]
     page = list(lines(found))
     assert "template: none, so there are no seams to judge" in page
     assert page[-4:] == [
         "result: NOT JUDGED",
-        "  the tokenizer can be used; it has no chat template, so there are no seams",
-        "  hint: name a folder that has one, or pass one with --template",
-        "Nobody can say yet whether it is safe to train with: there is no chat template.",
+        "  the tokenizer can be used, but it has no chat template, so there are no seams",
+        "  hint: name a folder that has a chat template, or pass one with --template",
+        "Without a chat template, abut cannot say whether it is safe to train with.",
     ]
     with pytest.raises(abut.TemplateError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", fuzz=1)
     assert str(raised.value) == (
-        f"{DEMO_ASSETS / 'tokenizer.json'} has no chat template, so there are no conversations to "
-        "compare\nhint: pass a template, or leave the fuzz out"
+        f"{DEMO_ASSETS / 'tokenizer.json'} has no chat template, so there are no conversations "
+        "to compare\nhint: pass a template, or leave fuzz out"
     )
 
 
@@ -250,8 +250,8 @@ def test_a_template_without_transformers_names_the_extra(monkeypatch: pytest.Mon
     with pytest.raises(abut.errors.MissingExtraError) as raised:
         audit(DEMO_ASSETS / "tokenizer.json", template=template())
     assert str(raised.value) == (
-        "a transformers tokenizer needs transformers: pip install 'abut[hf]'\n"
-        "hint: a tokenizer.json without a template can be checked without it"
+        "a transformers tokenizer needs transformers: pip install 'abut[hf]'\nhint: a "
+        "tokenizer.json alone, without a template, can be checked without transformers"
     )
 
 
@@ -260,8 +260,8 @@ def test_roles_that_no_environment_speaks_in_are_refused(roles: Any) -> None:
     with pytest.raises(ValueError, match="roles") as raised:
         audit(DEMO_ASSETS, roles=roles)
     assert str(raised.value) == (
-        f"roles={roles!r}, which names no roles that an environment speaks in\n"
-        'hint: pass ["user"], ["tool"] or both'
+        f'roles={roles!r}: expected roles of an environment\'s messages\nhint: pass ["user"], '
+        '["tool"] or both'
     )
 
 
@@ -269,7 +269,7 @@ def test_a_fuzz_of_fewer_than_no_conversations_is_refused() -> None:
     with pytest.raises(ValueError, match="fuzz") as raised:
         audit(DEMO_ASSETS, fuzz=-3)
     assert str(raised.value) == (
-        "fuzz=-3, which is no number of conversations\nhint: pass 0 to leave it out"
+        "fuzz=-3: expected a number of conversations\nhint: pass 0 to leave fuzz out"
     )
 
 
@@ -392,7 +392,7 @@ def test_a_processor_that_loses_the_separator_is_caught(hf_tokenizer: Any) -> No
     found = fuzz_conversations(replay_of(hf_tokenizer, Forgets(hf_tokenizer)), 5)
     assert found.failure is not None
     assert found.failure.problem.startswith(
-        "turn 0: the template writes something else behind the answer: "
+        "turn 0: the template writes other text after the answer: "
     )
 
 
@@ -460,8 +460,8 @@ def test_a_verdict_that_is_not_true_is_caught(
     found = fuzz_conversations(replay_of(hf_tokenizer), 5)
     assert found.failure is not None
     assert found.failure.problem.startswith(
-        "turn 0: the sample is canonical, yet the seam before it is "
-        "namespace(kind='window', exact=False)"
+        "turn 0: the sample is canonical, but the seam before it is namespace(kind='window', "
+        "exact=False)"
     )
 
 
@@ -496,8 +496,8 @@ def test_the_page_is_text_that_a_terminal_shows(qwen3: Any) -> None:
         "result: exact at every seam that is judged",
         "This tokenizer and chat template are safe to train with.",
     ]
-    decided = next(k for k, line in enumerate(page) if line.startswith("seams beside a sample"))
-    assert any("merged" in line and "would be written otherwise" in line for line in page[decided:])
+    decided = next(k for k, line in enumerate(page) if line.startswith("seams next to a sample"))
+    assert any("merged" in line and "would get other tokens" in line for line in page[decided:])
     assert not any("merged" in line for line in page[:decided])
 
 

@@ -114,9 +114,9 @@ def test_no_code_of_a_model_runs_and_nobody_is_asked(
     assert not ran.exists()
     told = "check: " if command == "check" else "show: without its tokenizer: "
     assert capsys.readouterr().err == (
-        f"abut {told}{folder}: its tokenizer is code that comes with the model\n"
-        "hint: abut runs no code that comes with a model; where you trust it, load the tokenizer "
-        "yourself with trust_remote_code=True, and pass the tokenizer\n"
+        f"abut {told}{folder}: its tokenizer is code that comes with the model\nhint: abut "
+        "never runs code that comes with a model; if you trust this code, load the tokenizer "
+        "yourself with trust_remote_code=True and pass that tokenizer\n"
     )
 
 
@@ -141,8 +141,8 @@ def test_show_prints_a_failed_rollout(tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--index", "1"], "no rollout 1, there are 1"),
-        (["--id", "x"], "no rollout 'x' among 1"),
+        (["--index", "1"], "there are 1 rollouts, so there is no rollout 1"),
+        (["--id", "x"], "none of the 1 rollouts has the id 'x'"),
     ],
 )
 def test_show_says_which_rollout_is_missing(records, capsys, arguments, message):
@@ -163,8 +163,8 @@ def test_show_refuses_a_file_that_holds_no_records(tmp_path, capsys):
     path.write_text("{}\n")
     assert main(["show", str(path)]) == 1
     assert capsys.readouterr().err == (
-        f"abut show: {path}:1: not a record of a rollout\n"
-        "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder\n"
+        f"abut show: {path}:1: not a record of a rollout\nhint: pass a .jsonl file written by "
+        "JsonlRecorder, or a folder written by ParquetRecorder\n"
     )
 
 
@@ -252,7 +252,7 @@ def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys
     with pytest.raises(SystemExit) as stopped:
         main(["check", str(ASSETS), "--template-kwargs", "[]"])
     assert stopped.value.code == 2
-    assert "argument --template-kwargs: '[]' is no JSON object" in capsys.readouterr().err
+    assert "argument --template-kwargs: '[]' is not a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys
     [
         ("tokenizer.json", '{"a": 1}', "{file}: not a tokenizer.json: missing field `model`"),
         ("tokenizer_config.json", "{", "{file}: not JSON: Expecting property name"),
-        ("tokenizer_config.json", "[]", "{file}: not a JSON object\nhint: copy the file from"),
+        ("tokenizer_config.json", "[]", "{file} is not a JSON object\nhint: copy the file from"),
         ("generation_config.json", "{", "{file}: not JSON: Expecting property name"),
         ("generation_config.json", '{"eos_token_id": "x"}', "{file}: eos_token_id has 'x', which"),
         ("generation_config.json", '{"eos_token_id": [2, 512]}', "{file}: eos_token_id has 512, "),
@@ -280,13 +280,13 @@ def test_check_names_the_file_that_is_broken(tmp_path, capsys, file, text, messa
 def test_check_says_that_there_is_no_such_folder(capsys, name):
     assert main(["check", name]) == 2
     assert capsys.readouterr().err == (
-        f"abut check: {name!r}: no such folder, and it is not the name of a model either\n"
-        "hint: pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B\n"
+        f"abut check: {name!r} is neither a folder that exists nor the name of a model\nhint: "
+        "pass a folder that exists, a tokenizer.json, or a name such as Qwen/Qwen3-8B\n"
     )
 
 
 def test_check_says_that_a_folder_holds_no_tokenizer(tmp_path, capsys):
-    hint = "hint: pass a folder that save_pretrained of a fast tokenizer wrote\n"
+    hint = "hint: pass a folder that a fast tokenizer's save_pretrained has written\n"
     assert main(["check", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"abut check: {tmp_path}: the folder is empty\n{hint}"
     (tmp_path / "notes.txt").write_text("nothing")
@@ -300,8 +300,9 @@ def test_check_says_that_a_folder_holds_no_tokenizer(tmp_path, capsys):
 def test_check_refuses_a_variable_that_abut_decides(capsys, key):
     assert main(["check", str(ASSETS), "--template-kwargs", json.dumps({key: False})]) == 2
     assert capsys.readouterr().err == (
-        f"abut check: {key}= is no variable for a template: abut decides it itself\n"
-        "hint: pass only what the template reads, such as enable_thinking=False\n"
+        f"abut check: {key}= cannot be passed as a template variable, because abut sets it "
+        "itself\nhint: pass only variables that the template reads, such as "
+        "enable_thinking=False\n"
     )
 
 
@@ -342,7 +343,7 @@ def test_check_takes_roles_before_the_model(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["check", "--roles", "usr", str(ASSETS)])
     assert stopped.value.code == 2
-    assert "argument --roles: 'usr' is none of user, tool and user,tool" in capsys.readouterr().err
+    assert "argument --roles: 'usr': expected user, tool or user,tool" in capsys.readouterr().err
 
 
 def test_check_does_not_call_a_template_exact_of_which_no_seam_was_judged(tmp_path, capsys):
@@ -354,8 +355,9 @@ def test_check_does_not_call_a_template_exact_of_which_no_seam_was_judged(tmp_pa
     capsys.readouterr()
     assert main([*arguments, "tool"]) == 1
     assert capsys.readouterr().out.endswith(
-        "result: NOT EXACT\n  no seam was judged: the template takes no such messages\n"
-        "Not safe to train with: no seam was judged: the template takes no such messages.\n"
+        "result: NOT EXACT\n  no seam was judged, because the template does not accept such "
+        "messages\nNot safe to train with: no seam was judged, because the template does not "
+        "accept such messages.\n"
     )
 
 

@@ -47,7 +47,7 @@ def test_gpus_are_listed_or_missed() -> None:
     ]
     (hidden,), (without,) = gpu_findings(torch("12.8")), gpu_findings(torch(None))
     assert (hidden.level, without.level) == ("warning", "warning")
-    assert "built for CUDA 12.8, and sees no GPU" in hidden.what
+    assert "built for CUDA 12.8 but does not find a GPU" in hidden.what
     assert "is built without CUDA" in without.what
 
 
@@ -63,7 +63,7 @@ def test_the_versions_come_first_and_the_verdict_last(capsys: Any) -> None:
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("ok   Python 3.")
     assert "numpy" in first
-    assert last.startswith(("nothing found that is wrong: no errors", "not ready to train: "))
+    assert last.startswith(("no problems found: no errors", "not ready to train: "))
     assert status == last.startswith("not ready")
 
 
@@ -82,7 +82,7 @@ def test_a_conflict_is_an_error_with_its_hint(capsys: Any, monkeypatch: pytest.M
 
 def test_without_trl_nothing_trains(monkeypatch: pytest.MonkeyPatch, without_gpus: None) -> None:
     monkeypatch.setattr(setup_checks, "installed_version", lambda package: None)
-    assert "TRL is not installed, so nothing trains\nhint: pip install 'abut[trl]'" in map(
+    assert "TRL is not installed, so you cannot train\nhint: pip install 'abut[trl]'" in map(
         str, setup_findings()
     )
 
@@ -106,7 +106,7 @@ def test_a_model_is_exact_and_its_embedding_is_large_enough(model: Any) -> None:
         assert (template.level, embedding.level) == ("ok", "ok"), (template, embedding)
     small = list(model_findings(model(vocab_size=500)))[-1]
     assert small.level == "error"
-    assert "an embedding of 500 rows, a tokenizer of 512 tokens" in small.what
+    assert "the embedding has 500 rows, the tokenizer 512 tokens" in small.what
     assert list(model_findings(model()))[-1].level == "warning"
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_options_of_nemo_gym_need_it(capsys: Any) -> None:
     assert main(["doctor", "--no-play"]) == 1
-    assert "--no-play without --nemo-gym URL" in capsys.readouterr().err
+    assert "--no-play works only together with --nemo-gym URL" in capsys.readouterr().err
 
 
 def test_a_server_says_its_flags_or_that_it_does_not() -> None:
@@ -126,7 +126,7 @@ def test_a_server_says_its_flags_or_that_it_does_not() -> None:
     with FakeServer() as server:
         tried, flags = vllm_findings(server.url)
         assert (tried.level, flags.level) == ("ok", "warning")
-        assert "in a context of 64 tokens; its logprobs are those after" in tried.what
+        assert "its context is 64 tokens, and its logprobs include" in tried.what
         assert "VLLM_SERVER_DEV_MODE=1" in flags.hint
         model = {"model": "tiny", "logprobs_mode": "raw_logprobs"}
         parallel = {"tensor_parallel_size": 2}
@@ -146,7 +146,7 @@ def test_a_server_with_other_logprobs_is_an_error() -> None:
     with FakeServer(probe_logprob=-3.0) as server:
         tried, _ = vllm_findings(server.url)
     assert tried.level == "error"
-    assert tried.hint == "start it with --logprobs-mode processed_logprobs"
+    assert tried.hint == "start the server with --logprobs-mode processed_logprobs"
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
@@ -196,4 +196,4 @@ def test_an_environment_is_played_with_a_script_and_a_model(
 
 def test_an_environment_needs_a_model(capsys: Any, without_gpus: None) -> None:
     assert main(["doctor", "abut.envs:WordGuessEnv"]) == 1
-    assert "without --model NAME" in capsys.readouterr().err
+    assert "needs --model NAME" in capsys.readouterr().err

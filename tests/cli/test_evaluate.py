@@ -154,7 +154,7 @@ def test_an_evaluation_is_printed_and_recorded(folder: Path, host: Host) -> None
     assert records[0]["usage"] == {"prompt_tokens": 10, "completion_tokens": 3}
     again = abut_cli(folder, *arguments, "--record", "eval.jsonl")
     assert again.returncode == 1
-    assert "is there already\nhint: --resume" in again.stderr
+    assert "already exists\nhint: pass --resume" in again.stderr
 
 
 def test_it_resumes_with_what_is_missing_or_failed(folder: Path, host: Host) -> None:
@@ -169,7 +169,7 @@ def test_it_resumes_with_what_is_missing_or_failed(folder: Path, host: Host) -> 
     asked = len(host.bodies)
     (folder / "rows.jsonl").write_text("".join([*lines[:2], broken, *lines[2:]]))
     second = abut_cli(folder, *arguments)
-    assert "2 rollouts are recorded, 2 are not" in second.stderr
+    assert "2 rollouts are already recorded, 2 to play" in second.stderr
     values = json.loads(second.stdout)
     assert values["rewards"] == [[1.0], [0.0], [None], [0.0]]
     assert values["mean_tokens"] == pytest.approx((3 + 6 + 3 + 6) / 4, abs=3)
@@ -242,17 +242,17 @@ def test_several_models_give_one_table(folder: Path) -> None:
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["eval", "own:Guess", "--rows", "rows.jsonl"], "no policy is named"),
-    (["play", "own:Guess"], "no policy is named"),
-    (["eval", "own:Guess", "--model", "m"], "no dataset of its own"),
+    (["eval", "own:Guess", "--rows", "rows.jsonl"], "no policy to play"),
+    (["play", "own:Guess"], "no policy to play"),
+    (["eval", "own:Guess", "--model", "m"], "not have a dataset"),
     (["eval", "own:Gues", "--rows", "rows.jsonl", "--model", "m"], "has no 'Gues'"),
-    (["eval", "own:Guess", "--vllm", "http://x"], "--vllm without --tokenizer"),
-    (["eval", "own:Guess", "--chat", "http://x/v1"], "--chat without --chat-model"),
+    (["eval", "own:Guess", "--vllm", "http://x"], "--vllm needs --tokenizer"),
+    (["eval", "own:Guess", "--chat", "http://x/v1"], "--chat needs --chat-model"),
     (
         ["eval", "own:Guess", "--model", "m", "--vllm", "http://x", "--tokenizer", "t"],
-        "--model and --vllm: name one policy",
+        "--model and --vllm cannot be combined\nhint: name one policy",
     ),
-    (["eval", "own:Guess", "--model", "m", "--resume"], "--resume without --record"),
+    (["eval", "own:Guess", "--model", "m", "--resume"], "--resume needs --record"),
 ]
 
 

@@ -22,7 +22,8 @@ FOREIGN = (
     "not tokenizer_config.json, vocab.json or tokenizer.model"
 )
 ALL_IDS = (
-    "hint: number the tokens from 0: whatever is looked up by id has room for all up to the highest"
+    "hint: number the tokens from 0: tables that are indexed by id have room for all ids up to "
+    "the highest"
 )
 
 
@@ -73,13 +74,13 @@ OUT_OF_BOUNDS = charsmap(0xFFFFFF00, 5, 6)
         ),
         (
             file({"?": 0, "a": 1, "b": 1}),
-            'the tokens "a" and "b" both have id 1\n'
-            "hint: give each token an id of its own: a sampled id must stand for one text",
+            'the tokens "a" and "b" both have id 1\nhint: give each token a different id: a '
+            "sampled id must mean one text",
         ),
         (
             file(unigram("a", "b" * 5000)),
-            f'piece 2 of the model has 5000 bytes: "{"b" * 40}"…\n'
-            "hint: no SentencePiece model has such pieces; is the file damaged?",
+            f'piece 2 of the model has 5000 bytes: "{"b" * 40}"…\nhint: SentencePiece models '
+            "do not have such pieces; check whether the file is damaged",
         ),
         (
             file(bpe({"éa": 9}, ["a", "éa"], continuing_subword_prefix="#")),
@@ -93,13 +94,13 @@ OUT_OF_BOUNDS = charsmap(0xFFFFFF00, 5, 6)
         ),
         (
             file(normalizer={"type": "Precompiled", "precompiled_charsmap": "!"}),
-            "normalizer: the tokenizers crate panicked at it: Precompiled: "
+            "normalizer: the tokenizers crate panicked while it read this part: Precompiled: "
             f'Error("Invalid byte 33, offset 0.", line: 1, column: 27)\n{FOREIGN}',
         ),
         (
             file(None, {"content": "b", "normalized": True}, normalizer=OUT_OF_BOUNDS),
-            "normalizer: the tokenizers crate panicked at it: index out of bounds: "
-            f"the len is 3 but the index is 1073741666\n{FOREIGN}",
+            "normalizer: the tokenizers crate panicked while it read this part: index out of "
+            f"bounds: the len is 3 but the index is 1073741666\n{FOREIGN}",
         ),
         (
             file(bpe({}, ["a", "b"])),
@@ -244,5 +245,5 @@ def test_a_panic_of_the_tokenizers_package_is_an_error(monkeypatch: pytest.Monke
         return tokenizers.Tokenizer.from_str(panicking)
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
-    with pytest.raises(TokenizerError, match=r"^owner/model: the tokenizers package panicked at"):
+    with pytest.raises(TokenizerError, match=r"^owner/model: the tokenizers package crashed while"):
         abut.Tokenizer.from_pretrained("owner/model")

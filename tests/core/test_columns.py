@@ -55,8 +55,8 @@ def test_a_trajectory_without_samples_has_no_columns() -> None:
     with pytest.raises(TrajectoryError) as caught:
         trajectory.columns()
     assert str(caught.value) == (
-        "the trajectory of 3 tokens has no sampled token, so there is nothing to train\n"
-        "hint: append_sampled before columns(); a failed rollout needs a row of its own"
+        "the trajectory of 3 tokens has no sampled token, so there is nothing to train\nhint: "
+        "call append_sampled before columns()"
     )
 
 
@@ -64,8 +64,8 @@ def test_columns_that_are_not_aligned_are_refused() -> None:
     with pytest.raises(TrajectoryError) as caught:
         abut.Columns(prompt_ids=[1], completion_ids=[2, 3], logprobs=[0.0], env_mask=[1, 1])
     assert str(caught.value) == (
-        "columns 0: logprobs has 1 entries but completion_ids has 2\n"
-        "hint: each array of a row is aligned with its completion_ids"
+        "columns 0: logprobs has 1 entries but completion_ids has 2\nhint: each array of a row "
+        "must be as long as its completion_ids"
     )
 
 
@@ -159,8 +159,8 @@ def test_columns_that_contradict_themselves_are_refused(
     with pytest.raises(TrajectoryError) as caught:
         abut.Columns(prompt_ids=[1], completion_ids=[2], logprobs=[logprob], env_mask=[mask])
     assert str(caught.value) == (
-        f"{message}\nhint: env_mask is 1 and logprobs finite where the policy sampled the token, "
-        "both 0 elsewhere"
+        f"{message}\nhint: for a sampled token env_mask is 1 and the logprob finite; for "
+        "others both are 0"
     )
 
 
@@ -182,5 +182,5 @@ def test_an_id_below_zero_is_named() -> None:
     with pytest.raises(TrajectoryError) as caught:
         abut.Columns(prompt_ids=[1, -5], completion_ids=[], logprobs=[], env_mask=[])
     assert str(caught.value) == (
-        "prompt_ids[1] is -5: an id is not negative\nhint: leave padding out of a row"
+        "prompt_ids[1] is -5: an id must not be negative\nhint: leave padding out of a row"
     )

@@ -78,8 +78,8 @@ def test_of_several_texts_that_fail_the_first_is_named() -> None:
             (
                 value,
                 TypeError,
-                f"texts must be a list of str, got {got}\n"
-                "hint: pass [text] for one, list(texts) for others",
+                f"texts must be a list of str, got {got}\nhint: pass [text] for one text, or "
+                "list(texts)",
             )
             for value, got in [
                 ("abc", "str"),
@@ -91,8 +91,8 @@ def test_of_several_texts_that_fail_the_first_is_named() -> None:
         (
             ["a", abut.Content("b")],
             TypeError,
-            'text 1: abut.Content never becomes control tokens, but added="parse" asks for them\n'
-            'hint: pass added="text", or plain str for text of your own',
+            'text 1: abut.Content never becomes control tokens, but added="parse" asks for '
+            'them\nhint: pass added="text", or a plain str if you trust the text',
         ),
         (
             ["a", "\ud800"],

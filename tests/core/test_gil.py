@@ -134,6 +134,6 @@ def test_a_second_thread_on_one_trajectory_is_refused_and_harms_nothing(work: Wo
         gets_in(functools.partial(trajectory.append_text, TEXT), touch)
         assert work.tokenizer.decode(trajectory.ids) == TEXT
     assert refused == {
-        "the trajectory is in use by another thread\n"
-        "hint: one thread at a time: give each rollout its own, or hold a lock around the calls"
+        "the trajectory is in use by another thread\nhint: give each rollout its own "
+        "trajectory, or hold a lock around the calls"
     }

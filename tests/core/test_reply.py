@@ -77,8 +77,10 @@ def test_an_empty_sample_is_a_sample() -> None:
         assert (len(found.token_ids), len(found.logprobs)) == (0, 0)
 
 
-HINT = "hint: is this the body of /v1/completions or /inference/v1/generate, whole, status 200?"
-NO_ID = "which is not a token id\nhint: the server is no vLLM server, or something between it and "
+HINT = "hint: pass the whole body of a 200 answer of /v1/completions or /inference/v1/generate"
+NO_ID = (
+    "which is not a token id\nhint: check that the server is vLLM and that nothing between it and "
+)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +88,11 @@ NO_ID = "which is not a token id\nhint: the server is no vLLM server, or somethi
     [
         (
             reply(choice(ids=[1, -1, 2])),
-            f"choice 0 of the reply: token_ids[1] is -1, {NO_ID}here rewrites replies",
+            f"choice 0 of the reply: token_ids[1] is -1, {NO_ID}abut rewrites replies",
         ),
         (
             reply(choice(), choice(1, prompt_token_ids=[2**32])),
-            f"choice 1 of the reply: prompt_token_ids[0] is 4294967296, {NO_ID}here rewrites "
+            f"choice 1 of the reply: prompt_token_ids[0] is 4294967296, {NO_ID}abut rewrites "
             "replies",
         ),
         (
@@ -101,13 +103,13 @@ NO_ID = "which is not a token id\nhint: the server is no vLLM server, or somethi
         ),
         (
             reply(choice(), choice(1, logprobs=[-1.0])),
-            "choice 1 has 3 sampled ids but 1 logprobs\n"
-            "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob",
+            "choice 1 has 3 sampled ids but 1 logprobs\nhint: pass one logprob per sampled id, "
+            "the stop token included",
         ),
         (
             reply(choice(7, ids=None)),
-            "choice 7 of the reply has no token_ids\n"
-            'hint: send "return_token_ids": true; vLLM knows it from 0.10.2 on',
+            'choice 7 of the reply has no token_ids\nhint: send "return_token_ids": true, '
+            "which vLLM supports since 0.10.2",
         ),
         (
             reply(choice(logprobs=None)),
@@ -138,7 +140,7 @@ def test_what_cannot_be_is_refused_where_it_stands(body: bytes, text: str) -> No
     ("value", "problem"),
     [
         ("0.5", "0.5, which is above 0"),
-        ("-9999.0", "-9999, which is what vLLM writes for a logprob that it does not have"),
+        ("-9999.0", "-9999, which is vLLM's placeholder for a missing logprob"),
         ("1e999", "inf, which is not finite"),
         ("-1e39", "-inf, which is not finite"),
         ('"-1.0"', '"-1.0", which is not a number'),

@@ -107,8 +107,8 @@ IMPOSSIBLE = (
     "hint: ask the engine for the logprob of each sampled token, after temperature and filters"
 )
 NEGATIVE = (
-    "call 1: token {} has id {}, which is negative\n"
-    "hint: a trainer pads with -1 and -100; pass what the engine received and sampled"
+    "call 1: token {} has id {}, which is negative\nhint: remove padding such as -1 or -100; "
+    "pass the ids that the engine received and sampled"
 )
 
 
@@ -118,21 +118,21 @@ NEGATIVE = (
     [
         (
             ([1], [2, 3], [-0.5]),
-            "call 1 has 2 sampled ids but 1 logprobs\n"
-            "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob",
+            "call 1 has 2 sampled ids but 1 logprobs\nhint: pass one logprob per sampled id, "
+            "the stop token included",
         ),
         (([1], [2, 3], [-0.5, float("nan")]), IMPOSSIBLE.format("NaN", "not finite")),
         (([1], [2, 3], [-0.5, None]), IMPOSSIBLE.format("NaN", "not finite")),
         (([1], [2, 3], [-0.5, 0.5]), IMPOSSIBLE.format("0.5", "above 0")),
         (
             ([1], [2, 3], [-0.5, -9999.0]),
-            IMPOSSIBLE.format("-9999", "what vLLM writes for a logprob that it does not have"),
+            IMPOSSIBLE.format("-9999", "vLLM's placeholder for a missing logprob"),
         ),
         (([1], [2, 3], [-0.5, -float("inf")]), IMPOSSIBLE.format("-inf", "not finite")),
         (
             ([], [2], [-0.5]),
-            "call 1 has an empty prompt\n"
-            "hint: pass the ids that the engine received, with those of the generation prompt",
+            "call 1 has an empty prompt\nhint: pass the ids that the engine received, the "
+            "generation prompt included",
         ),
         (([1, -100], [2], [-0.5]), NEGATIVE.format(1, -100)),
         (([1, 5], [2, -1], [-0.5, -0.5]), NEGATIVE.format(3, -1)),
@@ -316,8 +316,8 @@ def test_drift_in_context_is_an_error_that_names_both_calls() -> None:
     with pytest.raises(abut.SeamError) as raised:
         abut.stitch(IN_CONTEXT)
     assert str(raised.value) == (
-        "call 2 does not extend call 0: token 2 is 5 in its prompt but 3 in that of call 1\n"
-        'hint: pass tokenizer= to see both texts; or use on_drift="split"'
+        "call 2 does not extend call 0: token 2 is 5 in its prompt but 3 in the prompt of call "
+        '1\nhint: pass tokenizer= to see both texts; or use on_drift="split"'
     )
 
 
@@ -345,8 +345,8 @@ def test_a_rewritten_first_prompt_is_an_error() -> None:
     with pytest.raises(abut.SeamError) as raised:
         abut.stitch(IN_PROMPT)
     assert str(raised.value) == (
-        "call 1 does not extend call 0: token 0 is 9 in its prompt but 20 in that of call 0\n"
-        'hint: the history was rewritten; pass token ids; or use on_drift="split"'
+        "call 1 does not extend call 0: token 0 is 9 in its prompt but 20 in the prompt of "
+        'call 0\nhint: the history was rewritten; pass token ids; or use on_drift="split"'
     )
 
 
@@ -381,9 +381,8 @@ def test_a_call_that_extends_two_is_an_error() -> None:
         abut.stitch(TWINS)
     assert str(raised.value) == (
         "call 2 has more than one possible parent: its prompt is the same as call 0 and call 1 "
-        "up to token 2\n"
-        'hint: stitch each conversation on its own; or use on_drift="split", which leaves the '
-        "call out"
+        'up to token 2\nhint: stitch each conversation separately; or use on_drift="split", '
+        "which leaves the call out"
     )
 
 
@@ -411,9 +410,8 @@ def test_a_call_that_leaves_two_is_an_error() -> None:
         abut.stitch(RETRIED)
     assert str(raised.value) == (
         "call 2 has more than one possible parent: its prompt is the same as call 0 and call 1 "
-        "up to token 1\n"
-        'hint: stitch each conversation on its own; or use on_drift="split", which begins a chain '
-        "with the call"
+        'up to token 1\nhint: stitch each conversation separately; or use on_drift="split", '
+        "which begins a chain with the call"
     )
 
 

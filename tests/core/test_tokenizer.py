@@ -252,8 +252,8 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place() -> None:
         with pytest.raises(TokenizerError) as caught:
             tokenizer.decode_bytes([1, id])
         assert str(caught.value) == (
-            f"token 1 has id {id}, which is outside the vocabulary ({size} ids)\n"
-            "hint: the ids come from another tokenizer, or from padding of the model's embedding"
+            f"token 1 has id {id}, which is outside the vocabulary ({size} ids)\nhint: check "
+            "whether the ids come from another tokenizer or from the embedding's padding rows"
         )
 
 
@@ -262,8 +262,8 @@ def test_raise_names_the_control_token_and_its_character() -> None:
     with pytest.raises(ControlTokenError) as caught:
         tokenizer.encode("é  <|im_end|>", added="raise")
     assert str(caught.value) == (
-        'the text spells the control token "<|im_end|>" at character 3\n'
-        'hint: added="text" keeps it as text; added="parse" makes it the token'
+        'the text spells the control token "<|im_end|>" at character 3\nhint: added="text" '
+        'keeps the text; added="parse" writes the control token'
     )
 
 
@@ -272,8 +272,8 @@ def test_content_that_only_a_control_token_can_write_is_an_error() -> None:
     with pytest.raises(TokenizerError) as caught:
         tokenizer.encode("ba", added="text")
     assert str(caught.value) == (
-        'content spells the control token "a" (id 1) and the vocabulary has no other way to write '
-        '"a"\nhint: encode it with added="parse" if it is meant to be one'
+        'content spells the control token "a" (id 1), and the vocabulary has no other way to write '
+        '"a"\nhint: if the text is meant to be a control token, pass added="parse"'
     )
 
 
@@ -283,8 +283,8 @@ def test_a_tokenizer_that_draws_at_random_is_refused() -> None:
     with pytest.raises(TokenizerError) as caught:
         abut.Tokenizer.from_str(source)
     assert str(caught.value) == (
-        "the tokenizer is not deterministic: BPE dropout is 0.1\n"
-        "hint: set it to null in tokenizer.json; sampling tokenizations is for pre-training"
+        "the tokenizer is not deterministic: BPE dropout is 0.1\nhint: set it to null in "
+        "tokenizer.json; random tokenization is only for pre-training"
     )
     unigram = {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0, "alpha": 0.1}
     with pytest.raises(TokenizerError, match="Unigram sampling"):

@@ -414,7 +414,7 @@ def refused(trajectory: abut.Trajectory, ids: Any, values: Any) -> str:
 
 
 def test_a_sample_needs_a_request_directly_before_it() -> None:
-    hint = "hint: send request() to the engine, then append what it sampled, then the reply"
+    hint = "hint: send request() to the engine, then append the sample, then the reply"
     trajectory = abut.Trajectory(abut.Tokenizer.from_str(word_level()))
     assert refused(trajectory, [1], [-1.0]) == (
         f"append_sampled needs a request() directly before it: the trajectory is empty\n{hint}"
@@ -434,8 +434,8 @@ def test_a_sample_has_one_logprob_for_each_id() -> None:
     trajectory.append_text("a")
     trajectory.request()
     assert refused(trajectory, [1, 2], [-1.0]) == (
-        "turn 0 has 2 sampled ids but 1 logprobs\n"
-        "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+        "turn 0 has 2 sampled ids but 1 logprobs\nhint: pass one logprob per sampled id, the "
+        "stop token included"
     )
 
 

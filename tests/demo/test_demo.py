@@ -45,7 +45,7 @@ def abut_demo(*arguments, cwd):
 def test_the_reward_really_rises(tmp_path):
     summary, progress = abut_demo(cwd=tmp_path)
     (page,) = tmp_path.glob("runs/demo-*.html")
-    assert f"page            {page.relative_to(tmp_path)}  (open it in a browser" in progress
+    assert f"page            {page.relative_to(tmp_path)}  (open this file in a browser" in progress
     assert page.stat().st_size < 3_000_000
     lowest, highest = LAST_REWARD
     assert summary["first_mean_reward"] < 0.01
@@ -95,8 +95,8 @@ def test_the_demo_runs_any_model_on_any_environment(tmp_path):
         ("my_env", "'my_env': expected MODULE:NAME, for example my_env:MyEnv"),
         (
             "no_such_module:X",
-            "'no_such_module:X': no module 'no_such_module'\n"
-            "hint: run in the folder of my_env.py, or install its package",
+            "'no_such_module:X': the module 'no_such_module' cannot be found\nhint: run abut in "
+            "the folder of my_env.py, or install its package",
         ),
         ("abut.envs:X", "'abut.envs:X': module 'abut.envs' has no 'X'"),
     ],
@@ -112,7 +112,7 @@ def test_records_are_never_overwritten(tmp_path, capsys):
     path.write_text("kept")
     assert main(["demo", "--records", str(path)]) == 1
     assert capsys.readouterr().err.endswith(
-        f"--records {path}: the file exists\nhint: choose another, or remove it\n"
+        f"--records {path}: the file exists\nhint: name another file, or remove this one\n"
     )
     assert path.read_text() == "kept"
 

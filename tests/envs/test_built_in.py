@@ -190,7 +190,7 @@ def test_the_reward_of_an_unsolved_game_is_that_of_its_best_guess() -> None:
 def test_a_malformed_guess_costs_a_guess_and_is_told_so() -> None:
     env = WordGuessEnv(guesses=2)
     env.reset("s")
-    assert env.step("ok")[1] == "That is no word of five letters. Guesses left: 1."
+    assert env.step("ok")[1] == "That is not a word of five letters. Guesses left: 1."
     _, text = env.step("\N{SNOWMAN}")
     assert text.endswith(f"No guesses left. The word was {env.secret}.")
     assert (env.alive, env.reward) == (False, 0.0)

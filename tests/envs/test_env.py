@@ -35,15 +35,15 @@ def test_a_class_or_a_factory_makes_environments(factory: Any) -> None:
     [
         (
             Talk(),
-            "env must be an Env class, a factory without arguments or an environment pool, got "
-            "one environment object\n"
-            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
+            "env must be an Env class, a function without arguments that returns one, or an "
+            "environment pool, got one environment object\nhint: each rollout needs its own "
+            "environment, so pass the class, or lambda: Env(…)",
         ),
         (
             "Talk",
-            "env must be an Env class, a factory without arguments or an environment pool, got "
-            "str\n"
-            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)",
+            "env must be an Env class, a function without arguments that returns one, or an "
+            "environment pool, got str\nhint: each rollout needs its own environment, so pass "
+            "the class, or lambda: Env(…)",
         ),
         (
             env(step=None),
@@ -67,8 +67,8 @@ def test_a_class_that_needs_arguments_is_refused_before_anything_is_played() -> 
     with pytest.raises(TypeError) as raised:
         check_env_factory(Sized)
     assert str(raised.value) == (
-        "env=Sized cannot be made without size, and each rollout makes one without arguments\n"
-        "hint: env=functools.partial(Sized, size=…)"
+        "env=Sized needs the arguments size, but abut creates an environment for each rollout "
+        "without arguments\nhint: env=functools.partial(Sized, size=…)"
     )
     assert isinstance(make_env(check_env_factory(functools.partial(Sized, size=3))), Sized)
 
@@ -79,8 +79,8 @@ def test_a_reset_without_a_seed_is_refused_with_its_line() -> None:
     with pytest.raises(TypeError) as raised:
         check_env_factory(env(reset=reset))
     said, hint, line = str(raised.value).splitlines()
-    assert said == "env=Talk: reset takes no seed, and each episode begins with reset(seed)"
-    assert hint == "hint: def reset(self, seed), even if the seed is not used"
+    assert said == "env=Talk: reset does not accept a seed, but abut calls reset(seed)"
+    assert hint == "hint: write def reset(self, seed), even if you do not use the seed"
     assert f'File "{__file__}", line {reset.__code__.co_firstlineno}' in line
 
 
@@ -190,10 +190,9 @@ def test_a_column_that_reset_needs_and_the_row_lacks_ends_the_batch(
     with pytest.raises(ValueError, match="column") as raised:
         stage.play(Talk, needing(twin), Talk, task={"columns": columns}, max_failed_frac=1.0)
     assert str(raised.value) == (
-        "Needs.reset needs the column 'level', which the row of prompt 1 does not have; its "
-        "columns: 'prompt', 'levle'\n"
-        "hint: add the column to the dataset, or prompt[-1]['row']['level'], or give the parameter "
-        "a default"
+        "Needs.reset needs the column 'level', but the row of prompt 1 only has the columns: "
+        "'prompt', 'levle'\nhint: add the column to the dataset, or set "
+        "prompt[-1]['row']['level'], or give the parameter a default"
     )
 
 
@@ -256,60 +255,60 @@ PAIR = "Talk.step must return (env, reply), got "
         ((1, 2, 3), PAIR + "tuple of 3: ['int', 'int', 'int']\nhint: return (self, text)"),
         (
             ("o", 1.0, True, False, {}),
-            PAIR + "tuple of 5: ['str', 'float', 'bool', 'bool', 'dict']\n"
-            "hint: a Gym step returns five values; abut.gym.GymEnv plays such objects",
+            PAIR + "tuple of 5: ['str', 'float', 'bool', 'bool', 'dict']\nhint: step returns "
+            "five values, as in Gym: wrap the environment in abut.gym.GymEnv",
         ),
         (
             ("text", Talk()),
-            "Talk.step returned str without attribute 'reward'\n"
-            "hint: the first of the pair is the environment that goes on, usually self",
+            "Talk.step returned str without the attribute 'reward'\nhint: the first item of "
+            "the pair must be the environment, usually self",
         ),
         (
             (type("Half", (), {"reward": 0.0})(), "text"),
-            "Talk.step returned Half without attribute 'alive'\n"
-            "hint: the first of the pair is the environment that goes on, usually self",
+            "Talk.step returned Half without the attribute 'alive'\nhint: the first item of "
+            "the pair must be the environment, usually self",
         ),
         (
             (type("Mute", (), {"reward": 0.0, "step": 1})(), "text"),
-            "Talk.step returned Mute without attribute 'alive'\n"
-            "hint: set self.alive: True in reset, False in the step that ends the episode",
+            "Talk.step returned Mute without the attribute 'alive'\nhint: set self.alive to "
+            "True in reset, and to False in the step that ends the episode",
         ),
         (
             (type("Mute", (), {"alive": True, "step": 1})(), "text"),
-            "Talk.step returned Mute without attribute 'reward'\n"
-            "hint: set self.reward in reset and step; None is no score",
+            "Talk.step returned Mute without the attribute 'reward'\nhint: set self.reward in "
+            "reset and step; None means no score",
         ),
         (
             (type("Half", (), {"reward": 0.0, "alive": True})(), "text"),
-            "Talk.step returned Half without attribute 'step'\n"
-            "hint: the first of the pair is the environment that goes on, usually self",
+            "Talk.step returned Half without the attribute 'step'\nhint: the first item of the "
+            "pair must be the environment, usually self",
         ),
         (
             (Talk(), [{"type": "image", "image": "…"}]),
-            "Talk.step replied with no image: the text '…' is not an image\n"
+            "Talk.step replied with an invalid image: the text '…' is not an image\n"
             "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a "
             "pathlib.Path or a data: URL",
         ),
         (
             (Talk(), [{"type": "video", "video": b""}]),
-            "Talk.step replied with content of the type 'video', and abut takes no video\n"
-            "hint: send single frames of it as images",
+            "Talk.step replied with content of the type 'video', but abut does not accept video\n"
+            "hint: send single frames of the video as images",
         ),
         (
             (Talk(), [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
-            "Talk.step replied with content of the type 'input_audio', and abut takes no audio\n"
-            "hint: send a transcript of it as text",
+            "Talk.step replied with content of the type 'input_audio', but abut does not accept "
+            "audio\nhint: send a transcript of the audio as text",
         ),
         (
             (Talk(), [{"role": "user", "content": [{"type": "file", "file": {}}]}]),
-            "Talk.step replied with content of the type 'file', and abut takes texts and images\n"
-            "hint: send blocks of the types 'text' and 'image' alone",
+            "Talk.step replied with content of the type 'file', but abut accepts only text and "
+            "images\nhint: send only blocks of type 'text' or 'image'",
         ),
         (
             (Talk(), [{"role": "tool", "content": [{"type": "image_url", "image_url": {}}]}]),
-            "Talk.step replied with no image: a block of the type 'image_url' has no 'image_url'\n"
-            "hint: an image is an abut.Image, a PIL image, a uint8 array (H, W, 3), bytes, a "
-            "pathlib.Path or a data: URL",
+            "Talk.step replied with an invalid image: a block of type 'image_url' has no key "
+            "'image_url'\nhint: an image is an abut.Image, a PIL image, a uint8 array (H, W, "
+            "3), bytes, a pathlib.Path or a data: URL",
         ),
         (
             (Talk(), 5),
@@ -318,26 +317,25 @@ PAIR = "Talk.step must return (env, reply), got "
         ),
         (
             (Talk(), [{"role": "user", "content": "a"}, {"role": "tool"}]),
-            "message 1 of the reply of Talk.step has no content\n"
-            'hint: a message is {"role": "tool", "content": "text"}; "" says nothing',
+            'message 1 of the reply of Talk.step has no content\nhint: write {"role": '
+            '"tool", "content": "text"}; the content may be ""',
         ),
         (
             (Talk(), [{"role": "tool", "content": {"board": "x"}}]),
-            "message 0 of the reply of Talk.step must have text, got dict: \"{'board': 'x'}\"\n"
-            "hint: json.dumps(value) makes a text of it",
+            "message 0 of the reply of Talk.step must be text, got dict: \"{'board': 'x'}\"\n"
+            "hint: json.dumps(value) turns it into text",
         ),
         (
             (Talk(), {"board": "x"}),
-            "Talk.step must reply with a str or a list of messages, got dict: "
-            "\"{'board': 'x'}\"\n"
-            "hint: json.dumps(observation) makes a text of it; a message is "
-            '{"role": "user", "content": "text"}',
+            "Talk.step must reply with a str or a list of messages, got dict: \"{'board': "
+            '\'x\'}"\nhint: json.dumps(observation) turns it into text; a message is {"role": '
+            '"user", "content": "text"}',
         ),
         (
             (Talk(), [{"board": "x"}]),
             "Talk.step must reply with a str or a list of messages, got list of 1: ['dict']\n"
-            "hint: json.dumps(observation) makes a text of it; a message is "
-            '{"role": "user", "content": "text"}',
+            'hint: json.dumps(observation) turns it into text; a message is {"role": '
+            '"user", "content": "text"}',
         ),
         (
             (Talk(), {"role": "user", "content": "x"}),
@@ -378,7 +376,7 @@ def test_an_env_that_says_nothing_first_leaves_the_first_word_to_the_policy(stag
 
 
 def test_alive_must_be_said(stage: Stage) -> None:
-    hint = "hint: set it in reset and step; a method needs @property"
+    hint = "hint: set alive in reset and step; if alive is a method, mark it with @property"
     for alive, got in (None, "NoneType: 'None'"), (lambda: True, "function: '<function"):
 
         def step(self, action, alive=alive):
@@ -396,8 +394,8 @@ def test_an_env_that_reset_leaves_dead_is_named(stage: Stage) -> None:
         return self, "hi"
 
     assert stage.play(env(reset=dead), Talk, retries=0).rollouts[0].error == (
-        "EnvError: Talk.alive is False after reset\n"
-        "hint: reset must set alive to True, also on an environment that was used before"
+        "EnvError: Talk.alive is False after reset\nhint: reset must set alive to True, even "
+        "if the environment was used before"
     )
 
 
@@ -474,8 +472,8 @@ def test_a_reward_is_a_number_or_nothing() -> None:
         ([1, 2], "type.reward must be a number or None, got list of 2: ['int', 'int']"),
         (
             float("-inf"),
-            "type.reward is -inf, from which no baseline can be taken\n"
-            "hint: set it to None for an episode without a score",
+            "type.reward is -inf, but a group's baseline needs finite rewards\nhint: set "
+            "reward to None for an episode without a score",
         ),
     ],
 )

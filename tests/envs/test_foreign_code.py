@@ -90,10 +90,13 @@ BAD = {
     "a lookup that raises": (Lookup, "Lookup.close raised KeyError: 'data'"),
     "a reward beyond float": (
         env(step=rewarded(10**400)),
-        "Talk.reward is inf, from which no baseline can be taken\n"
-        "hint: set it to None for an episode without a score",
+        "Talk.reward is inf, but a group's baseline needs finite rewards\nhint: set reward to "
+        "None for an episode without a score",
     ),
-    "a message in itself": (env(say=in_itself), "Talk.reset replied with a message that raised"),
+    "a message in itself": (
+        env(say=in_itself),
+        "Talk.reset replied with a message that cannot be copied: ",
+    ),
     "a reply without a text": (
         env(say=lambda self: Shy()),
         "Talk.reset must reply with a str or a list of messages, got Shy",

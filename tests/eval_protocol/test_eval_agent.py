@@ -46,7 +46,9 @@ def test_several_tests_in_a_module_are_named() -> None:
         eval_test("ep_own.two_tests")
     assert 'hint: name one, as in eval_test("ep_own.two_tests:test_length")' in str(raised.value)
     assert eval_test("ep_own.two_tests:test_length").name == "ep_own.two_tests:test_length"
-    with pytest.raises(ValueError, match="has no test 'test_x': it has test_length, test_letter"):
+    with pytest.raises(
+        ValueError, match="has no test 'test_x'; its tests are test_length, test_letter"
+    ):
         eval_test("ep_own.two_tests:test_x")
 
 
@@ -54,7 +56,9 @@ def test_several_keywords_are_listed() -> None:
     with pytest.raises(ValueError, match="test_letter has 2 evaluation_test_kwargs") as raised:
         eval_test("ep_own.two_tests:test_letter")
     assert "  kwargs={'letter': 'a'}\n  kwargs={'letter': 'e'}\n" in str(raised.value)
-    with pytest.raises(ValueError, match="kwargs has 'row', which is what the test is called with"):
+    with pytest.raises(
+        ValueError, match="kwargs has 'row', but abut passes this argument to the test itself"
+    ):
         eval_test("ep_own.two_tests:test_letter", kwargs={"row": 1})
 
 
@@ -66,7 +70,9 @@ def test_keywords_that_are_chosen_reach_the_body(stage: Stage) -> None:
 def test_what_is_no_test_is_refused() -> None:
     with pytest.raises(TypeError, match="no @evaluation_test"):
         eval_test(lambda row: row)
-    with pytest.raises(ModuleNotFoundError, match=r"there is no module 'ep_own.nothing'\nhint: "):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"the module 'ep_own\.nothing' cannot be found\nhint: "
+    ):
         eval_test("ep_own.nothing")
     with pytest.raises(ValueError, match="json has no @evaluation_test"):
         eval_test("json")
@@ -127,7 +133,7 @@ def test_a_row_that_json_would_change_is_refused() -> None:
 
 
 def test_no_rows_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"test_made has no rows\nhint: see its input_dataset"):
+    with pytest.raises(ValueError, match=r"test_made has no rows\nhint: check its input_dataset"):
         eval_test(made(filtered_row_ids=["none"])).dataset()
 
 
@@ -142,7 +148,9 @@ def test_processors_that_ask_elsewhere_are_refused() -> None:
     remote = RemoteRolloutProcessor(remote_base_url="http://127.0.0.1:9")
     with pytest.raises(ValueError, match="RemoteRolloutProcessor, which cannot train: it has") as e:
         eval_test(made(rollout_processor=remote))
-    assert "hint: give the test a processor that asks completion_params['base_url']" in str(e.value)
+    assert "hint: give the test a processor that calls completion_params['base_url']" in str(
+        e.value
+    )
 
 
 def test_a_slice_that_cuts_a_group_is_refused_where_groups_are_scored(stage: Stage) -> None:
@@ -154,7 +162,7 @@ def test_a_slice_that_cuts_a_group_is_refused_where_groups_are_scored(stage: Sta
     def test_group(rows: list[EvaluationRow]) -> list[EvaluationRow]:
         return rows
 
-    with pytest.raises(ValueError, match="scores the generations of a row together") as raised:
+    with pytest.raises(ValueError, match="scores all generations of a row together") as raised:
         play_test(stage, eval_test(test_group, log=None), whole_group=False)
     assert "per_device_train_batch_size" in str(raised.value)
 
@@ -332,7 +340,7 @@ def test_only_a_row_without_a_result_is_unmeasured(stage: Stage, mode: Any) -> N
 
 @pytest.mark.parametrize(
     ("leaves", "why"),
-    [("nothing", "it set no evaluation_result"), ("skip", "Skipped: not today")],
+    [("nothing", "it did not set evaluation_result"), ("skip", "Skipped: not today")],
 )
 def test_a_body_that_gives_no_result_says_so_once(
     stage: Stage, caplog: pytest.LogCaptureFixture, leaves: str, why: str
@@ -348,5 +356,9 @@ def test_a_body_that_gives_no_result_says_so_once(
 
     with caplog.at_level("WARNING", "abut"):
         play_test(stage, eval_test(test_leaves, log=None))
-    said = [text for text in caplog.messages if f"gave no score: {why}. Those" in text]
+    said = [
+        text
+        for text in caplog.messages
+        if f"did not give a score, so its rollouts have no reward: {why}" in text
+    ]
     assert len(said) == 1

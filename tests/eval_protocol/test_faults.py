@@ -93,7 +93,7 @@ async def hangs(row: Any) -> Any:
     [
         (raises, "ValueError: broken", 60.0),
         (says_so, "RolloutStatusError: Faulty: the graph failed", 60.0),
-        (gives_nothing, "Faulty: its task gave NoneType, not its row", 60.0),
+        (gives_nothing, "Faulty: the task returned NoneType, not its row", 60.0),
         (hangs, "the rollout took longer than rollout_timeout_s=8", 8.0),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_processor_that_blocks_its_loop_holds_up_no_batch(
     let_go.set()
     assert blocked
     assert batch.rewards == [1.0, 1.0, None, None]
-    assert "Faulty blocks its event loop, so each of its rollouts has a loop" in caplog.text
+    assert "Faulty blocks its event loop. From now on abut runs each of its" in caplog.text
 
 
 def test_a_processor_whose_call_blocks_holds_up_no_batch(stage: Stage) -> None:
@@ -170,7 +170,7 @@ def test_a_body_that_hangs_gives_no_score_and_ends_no_batch(
     let_go.set()
     assert batch.rewards == [1.0, 1.0, None, None]
     assert [rollout.failed for rollout in batch.rollouts] == [False] * 4
-    said = [text for text in caplog.messages if "row_timeout_s=4 is over" in text]
+    said = [text for text in caplog.messages if "the test took longer than row_timeout_s=4" in text]
     assert len(said) == 1  # of two
 
 
@@ -271,4 +271,4 @@ def test_a_store_that_cannot_be_had_costs_nothing_and_no_network_is_asked(tmp_pa
     )
     assert "rewards [0.046875, 0.046875, 0.046875, 0.046875]" in done.stdout, done.stderr[-3000:]
     assert "looked up []" in done.stdout
-    assert done.stderr.count("a row could not be logged for ep logs, training goes on") == 1
+    assert done.stderr.count("a row could not be written for ep logs; training continues") == 1

@@ -107,7 +107,7 @@ def test_a_body_that_sets_an_alarm_scores_as_on_the_main_thread(
         assert play_test(stage, test, generations=2).rewards == [body()] * 16
     # litellm's sessions of other tests are told of when the garbage collector gets to them.
     said = [record.message for record in caplog.records if record.name.startswith("abut")]
-    assert [text.partition(", as signal.alarm")[0] for text in said] == [
+    assert [text.partition(", as for signal.alarm")[0] for text in said] == [
         f"{test.name} sets a signal handler"
     ]
 

@@ -243,11 +243,11 @@ def test_what_is_given_wins_over_the_test(play: Any, game: Any) -> None:
 def test_what_cannot_be_followed_says_what_to_write() -> None:
     make = create_openenv_vllm_rollout_func
     three = (Game, prompt_builder, action_parser)
-    with pytest.raises(ValueError, match="tasks= without task_var="):
+    with pytest.raises(ValueError, match="tasks= needs task_var="):
         make(None, *three[1:], env_client_cls=Game, tasks=["a"])
     with pytest.raises(ValueError, match=r"hint: leave tasks= out; .*OpenEnv\(tasks=…\)"):
         make(*three, tasks=["a"], task_var="T")
-    with pytest.raises(ValueError, match="no environment: give env_factory="):
+    with pytest.raises(ValueError, match="no environment: pass env_factory="):
         make(None, *three[1:])
     with pytest.raises(ValueError, match="no action_parser: give one"):
         make(Game, prompt_builder, None)

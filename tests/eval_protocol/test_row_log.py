@@ -131,7 +131,7 @@ def test_rollouts_of_a_batch_that_is_given_up_do_not_run_for_ever(stage: Stage) 
     ids = {row["execution_metadata"]["rollout_id"] for row in kept.rows}
     assert ids
     for rollout_id in ids:
-        assert kept.of(rollout_id)[-1]["rollout_status"]["message"] == "the batch was given up"
+        assert kept.of(rollout_id)[-1]["rollout_status"]["message"] == "the batch was stopped"
 
 
 def test_tokens_are_those_of_our_rows(stage: Stage) -> None:
@@ -185,7 +185,7 @@ def test_a_log_that_cannot_be_written_costs_no_rollout_and_is_said_once(
         batch = play_test(stage, test, generations=8)
         test._log.wait()
     assert batch.rewards == [0.5] * 8
-    said = [r for r in caplog.messages if "could not be logged" in r]
+    said = [r for r in caplog.messages if "could not be written" in r]
     assert len(said) == 1
     assert "attempt to write a readonly database" in said[0]
     assert store.tried == 3  # and then it is left alone

@@ -278,7 +278,7 @@ def test_ctrl_c_keeps_the_rollouts_that_ended(tmp_path: Path) -> None:
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: play_with(tokenizer=None), TypeError, "tokenizer= is missing"),
     (lambda: play_with(sampler="http://localhost:1", tokenizer=None), TypeError, "tokenizer="),
-    (lambda: play_with(sampling=SamplingSettings()), TypeError, "settings of its own"),
+    (lambda: play_with(sampling=SamplingSettings()), TypeError, "its own settings"),
     (lambda: play_with(sampler=None), TypeError, "sampler must be"),
     (lambda: play_with(k=0), ValueError, "k=0"),
     (lambda: play_with(rows={"prompt": "x"}), TypeError, "rows must be"),
@@ -307,7 +307,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 2: not JSON"):
         play_with(rows=path)
     path.write_text("[1]\n")
-    with pytest.raises(ValueError, match="line 1: not a JSON object"):
+    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
         play_with(rows=path)
 
 

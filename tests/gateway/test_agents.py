@@ -205,8 +205,8 @@ def test_an_agent_that_asks_for_signals_is_told_what_bounds_it(stage: Stage) -> 
 
     played = play_agents(stage, alarmed, max_failed_frac=1.0, retries=0)
     assert (played.one.error or "").endswith(
-        "hint: an agent does not run on the main thread, so it gets no signals; "
-        "RolloutConfig.rollout_timeout_s bounds a rollout"
+        "hint: an agent does not run on the main thread, so it cannot use signals; "
+        "RolloutConfig.rollout_timeout_s limits a rollout"
     )
 
 

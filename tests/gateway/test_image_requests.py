@@ -277,7 +277,11 @@ def files() -> dict[str, tuple[str, str, str]]:
         "half a surrogate": ("\ud800" * 40, "image/png", "base64"),
         "nothing": ("", "image/png", "not an image in a supported"),
         "truncated file": (as_text(good[:-40]), "image/png", "broken"),
-        "broken file": (as_text(good[:40] + bytes(40) + good[80:]), "image/png", "are no image"),
+        "broken file": (
+            as_text(good[:40] + bytes(40) + good[80:]),
+            "image/png",
+            "are not an image",
+        ),
         "SVG": (as_text(svg), "image/svg+xml", "png, jpeg or webp"),
         "SVG as PNG": (as_text(svg), "image/png", "not an image in a supported"),
         "GIF": (as_text(encoded(ONE, "GIF")), "image/gif", "png, jpeg or webp"),

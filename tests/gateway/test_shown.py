@@ -175,7 +175,7 @@ def test_a_refusal_has_no_hint_that_a_client_cannot_follow(stage: Stage) -> None
     processor = ChatTemplateProcessor(stage.processor._tokenizer, chat_template=template)
     text = refused(Stage(stage.tokenizer, processor), [user("bad")])
     assert "TemplateError: No." in text
-    assert text.endswith("hint: use roles, keys and an order that the template takes")
+    assert text.endswith("hint: use roles, keys and an order that the template accepts")
 
 
 def test_a_block_of_thinking_is_the_reasoning() -> None:

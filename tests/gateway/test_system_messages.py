@@ -85,7 +85,7 @@ def ways(name: str) -> set[str]:
 def test_each_template_writes_each_text_once_and_in_its_place(name: str) -> None:
     found = ways(name)
     if not found:
-        pytest.skip("the template cannot be appended to")
+        pytest.skip("abut cannot append to the template")
     assert found <= {"as it is", "as another role", "joined"}
 
 
@@ -190,7 +190,7 @@ def test_a_role_that_the_template_refuses_is_a_400_for_chat_and_not_for_others(
         assert (status, answer["error"]["param"]) == (400, "messages")
         message = answer["error"]["message"]
         assert "no such role here" in message
-        assert "hint: use roles, keys and an order that the template takes" in message
+        assert "hint: use roles, keys and an order that the template accepts" in message
         first, _ = ask(gateway, [SAID[2]], "a")
         turn = [SAID[2], first, SAID[3], said("user", "Well?")]
         status, answer, _ = post(f"{base}/chat/completions", key, {"messages": turn})

@@ -200,7 +200,7 @@ def test_a_trial_that_fails_before_a_call_is_a_failed_rollout(stage: Stage, tmp_
     assert rollout.reward is None
     assert rollout.attempts == 2
     assert rollout.error is not None
-    assert "the trial of write failed before its agent made a call: RuntimeError: no network" in (
+    assert "the trial of write failed before the agent made a call: RuntimeError: no network" in (
         rollout.error
     )
 
@@ -219,7 +219,7 @@ def test_a_task_that_is_gone_costs_its_rollout(stage: Stage, tmp_path: Path) -> 
         max_failed_frac=1,
     )
     assert [rollout.reward for rollout in played.rollouts] == [1.0, None]
-    assert "write: gone cannot be tried" in str(played.rollouts[1].error)
+    assert "write: gone cannot be run" in str(played.rollouts[1].error)
 
 
 def test_the_time_of_the_agent_is_over_and_the_verifier_scores(
@@ -294,12 +294,12 @@ def test_an_agent_that_asks_elsewhere_is_told_so(
     monkeypatch.setenv("ABUT_ELSEWHERE", "http://127.0.0.1:9/v1/chat/completions")
     rollout = play(stage, local(write_task(tmp_path), "Redirected"), "true").one
     assert rollout.error is not None
-    assert "the trial of write failed before its agent made a call: " in rollout.error
+    assert "the trial of write failed before the agent made a call: " in rollout.error
 
 
 def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     task = write_task(tmp_path)
-    with pytest.raises(ValueError, match="there is no such folder\nhint: `harbor datasets downl"):
+    with pytest.raises(ValueError, match="the folder does not exist\nhint: `harbor datasets downl"):
         harbor_tasks(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no folder in it has a task\.toml"):
@@ -309,9 +309,15 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Unknown option 'episode_count'"):
         harbor_tasks(task, agent_kwargs={"episode_count": 3})
     for agent in ("cursor-cli", "gemini-cli"):
-        with pytest.raises(ValueError, match="this agent does not ask an endpoint") as raised:
+        with pytest.raises(
+            ValueError,
+            match=(
+                "this agent to the policy, because its environment variables do not name an "
+                "endpoint"
+            ),
+        ) as raised:
             harbor_tasks(task, agent=agent)
-        assert 'hint: agent="terminus-2", "claude-code" or "codex"' in str(raised.value)
+        assert 'hint: use agent="terminus-2", "claude-code" or "codex"' in str(raised.value)
     with pytest.raises(ValueError, match=r"environment='podmann'\): Harbor has docker, "):
         harbor_tasks(task, environment="podmann")
     with pytest.raises(ValueError, match="Failed to import module"):
@@ -338,7 +344,7 @@ def test_a_container_cannot_reach_a_gateway_on_the_loopback(
     tasks = harbor_tasks(write_task(tmp_path), agent="codex")
     gateway = Gateway(host)
     try:
-        with pytest.raises(EnvError, match="codex runs inside docker, and cannot reach") as raised:
+        with pytest.raises(EnvError, match="codex runs inside docker and cannot reach") as raised:
             play_agents(stage, tasks, gateway=gateway, columns=[tasks.dataset()[0]])
     finally:
         gateway.stop()

@@ -135,7 +135,9 @@ def test_images_are_passed_on_and_other_data_is_not() -> None:
     assert asked(ChatMessageUser(content=content))["messages"][0]["content"] == parts
     shown = ChatMessageTool(content=content, tool_call_id="c")
     assert asked(shown)["messages"][0]["content"] == parts
-    with pytest.raises(PolicyCallError, match="content of the type 'data': expected text, images"):
+    with pytest.raises(
+        PolicyCallError, match="content of type 'data', but abut accepts only text and images"
+    ):
         asked(ChatMessageUser(content=[ContentData(data={})]))
 
 

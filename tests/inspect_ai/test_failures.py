@@ -153,8 +153,8 @@ def test_a_scorer_that_would_ask_the_policy_is_an_error(stage: Stage) -> None:
     batch = play_tasks(stage, inspect_task(graded(), log_dir=None), retries=3, max_failed_frac=1.0)
     for rollout in batch.rollouts:
         assert rollout.error == (
-            "EnvError: graded: a scorer asks the policy for a judgement (after 1 calls)\n"
-            'hint: model_roles={"grader": "openai/…"} names another model'
+            "EnvError: graded: a scorer calls the policy to grade an answer (after 1 calls)\n"
+            'hint: name another model with model_roles={"grader": "openai/…"}'
         )
         assert rollout.reward is None
         assert rollout.attempts == 1  # another one would fail too
@@ -181,7 +181,7 @@ def test_a_solver_that_calls_a_scorer_does_not_make_it_ask_the_policy(stage: Sta
         stage, inspect_task(task, log_dir=None), answer=lambda text: submit, generations=1, **ALONE
     )
     for rollout in batch.rollouts:
-        assert "a scorer asks the policy for a judgement" in str(rollout.error)
+        assert "a scorer calls the policy to grade an answer" in str(rollout.error)
 
 
 def test_sampling_of_the_task_is_dropped_and_its_length_and_stops_are_kept(stage: Stage) -> None:

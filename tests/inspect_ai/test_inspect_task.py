@@ -74,13 +74,15 @@ def test_something_that_is_not_a_task_is_refused(task_file: Path) -> None:
         inspect_task(7)
     with pytest.raises(TypeError, match="str is not a Task of Inspect"):
         inspect_task(lambda: "no")
-    with pytest.raises(ValueError, match=r"inspect_task\('no/such'\): Inspect knows no such task"):
+    with pytest.raises(
+        ValueError, match=r"inspect_task\('no/such'\): Inspect does not know this task"
+    ):
         inspect_task("no/such")
     with pytest.raises(ValueError, match=r"the tasks of letters.py are letters\nhint: name one"):
         inspect_task(f"{task_file}@words")
     with pytest.raises(FileNotFoundError):
         inspect_task("nowhere.py@letters")
-    with pytest.raises(ValueError, match="task_args is for a function or a name"):
+    with pytest.raises(ValueError, match="task_args needs a function or a name"):
         inspect_task(sums(), task_args={"a": 1})
     with pytest.raises(ValueError, match="time_limit=0: must be more than 0 seconds"):
         inspect_task(sums(), time_limit=0)
@@ -88,7 +90,10 @@ def test_something_that_is_not_a_task_is_refused(task_file: Path) -> None:
 
 def test_samples_that_are_made_while_the_task_runs_are_refused() -> None:
     source = SampleSource.from_samples([Sample(input="1?")])
-    with pytest.raises(ValueError, match=r"sums makes its samples while it runs \(SampleSource\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"sums creates its samples while it runs \(SampleSource\), but training",
+    ):
         inspect_task(sums(dataset=source))
 
 
@@ -113,7 +118,9 @@ def test_samples_are_chosen_as_inspect_chooses_them() -> None:
     assert ids(sample_id=[5, 1]) == [5, 1]
     with pytest.raises(ValueError, match=r"sums has no sample '4': it has 1, 2, 3, 4, 5, …"):
         ids(sample_id="4")
-    with pytest.raises(ValueError, match=r"sums has no samples\nhint: see its dataset, limit and"):
+    with pytest.raises(
+        ValueError, match=r"sums has no samples\nhint: check its dataset, limit and"
+    ):
         ids(limit=0)
 
 
@@ -141,9 +148,10 @@ def test_a_sandbox_on_this_machine_has_to_be_asked_for() -> None:
     for made in (sums(sandbox="local"), sums(dataset=of_sample)):
         with pytest.raises(ValueError, match='sums has the sandbox "local", which runs') as raised:
             inspect_task(made)
-        assert 'hint: sandbox="docker" runs them in containers; sandbox="local" allows it' in str(
-            raised.value
-        )
+        assert (
+            'hint: pass sandbox="docker" to run them in containers, or sandbox="local" to '
+            "allow this"
+        ) in str(raised.value)
         inspect_task(made, sandbox="local")
         inspect_task(made, sandbox="docker")
 
@@ -151,7 +159,7 @@ def test_a_sandbox_on_this_machine_has_to_be_asked_for() -> None:
 def test_sound_is_refused_in_the_dataset() -> None:
     content = [ContentText(text="What?"), ContentAudio(audio="a.mp3", format="mp3")]
     agent = inspect_task(sums(dataset=[Sample(id="x", input=[ChatMessageUser(content=content)])]))
-    with pytest.raises(ValueError, match="sample 'x' of sums has content of the type 'audio'"):
+    with pytest.raises(ValueError, match="sample 'x' of sums has content of type 'audio'"):
         agent.dataset()
 
 
@@ -160,7 +168,7 @@ def test_a_row_of_another_dataset_ends_the_batch(stage: Stage) -> None:
     with pytest.raises(UnplayableRow, match="needs the column 'inspect_sample' of its dataset"):
         play_tasks(stage, rows=[(agent, {"prompt": "hi"})])
     with pytest.raises(
-        UnplayableRow, match=r"sums has no sample 'no'\nhint: make its dataset anew"
+        UnplayableRow, match=r"sums has no sample 'no'\nhint: create the dataset again with"
     ):
         play_tasks(stage, rows=[(agent, {"prompt": "hi", "inspect_sample": '"no"'})])
 
@@ -168,11 +176,11 @@ def test_a_row_of_another_dataset_ends_the_batch(stage: Stage) -> None:
 def test_an_image_is_refused_where_the_policy_takes_none(stage: Stage) -> None:
     content = [ContentText(text="What?"), ContentImage(image="data:image/png;base64,AA==")]
     agent = inspect_task(sums(dataset=[Sample(id="x", input=[ChatMessageUser(content=content)])]))
-    with pytest.raises(
-        EnvError, match="sample 'x' of sums has an image, and the policy takes"
-    ) as e:
+    with pytest.raises(EnvError, match="sample 'x' of sums has an image, but the policy does") as e:
         play_tasks(stage, agent)
-    assert "hint: train a vision-language model, or leave it out by sample_id=" in str(e.value)
+    assert "hint: train a vision-language model, or leave the sample out with sample_id=" in str(
+        e.value
+    )
 
 
 def test_the_task_of_the_user_stays_as_it_is(stage: Stage) -> None:
@@ -186,7 +194,7 @@ def test_the_task_of_the_user_stays_as_it_is(stage: Stage) -> None:
 def test_it_stays_in_its_process() -> None:
     import pickle
 
-    with pytest.raises(TypeError, match="InspectTask is not pickled"):
+    with pytest.raises(TypeError, match="InspectTask cannot be pickled"):
         pickle.dumps(inspect_task(sums()))
 
 

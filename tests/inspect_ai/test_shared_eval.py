@@ -66,7 +66,7 @@ def test_two_tasks_play_at_once_with_a_log_each(stage: Stage, logs: Path) -> Non
 def test_tasks_that_log_to_two_folders_cannot_share_an_eval(stage: Stage, logs: Path) -> None:
     agents = [inspect_task(sums(name), log_dir=str(logs / name)) for name in "ab"]
     with pytest.raises(
-        UnplayableRow, match=r"cannot begin: it logs to .*, and another task of the"
+        UnplayableRow, match=r"cannot start: it logs to .*, but another task of the"
     ):
         play_tasks(stage, *agents)
     assert play_tasks(stage, agents[0]).rewards == [1.0, 1.0, 0.0, 0.0]  # and later it can begin
@@ -101,15 +101,16 @@ def test_an_eval_of_the_user_at_that_time_is_an_error(stage: Stage, logs: Path) 
     with running_eval(logs), pytest.raises(UnplayableRow) as raised:
         play_tasks(stage, agent)
     assert str(raised.value) == (
-        "sums cannot begin: this process runs another eval of Inspect, and Inspect allows one at a "
-        "time\nhint: run the other one before or after training, or in another process"
+        "sums cannot start: this process already runs an eval of Inspect, and Inspect allows "
+        "only one at a time\nhint: run the other eval before or after training, or in another "
+        "process"
     )
     assert play_tasks(stage, agent).rewards == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_a_task_that_cannot_begin_says_why(stage: Stage) -> None:
     agent = inspect_task(sums(), sandbox="moon", log_dir=None)
-    with pytest.raises(UnplayableRow, match=r"sums cannot begin: .*moon"):
+    with pytest.raises(UnplayableRow, match=r"sums cannot start: .*moon"):
         play_tasks(stage, agent)
 
 

@@ -47,8 +47,8 @@ def test_a_version_that_is_too_old_is_an_error(installed: dict[str, str | None],
     with pytest.raises(abut.errors.MissingExtraError) as raised:
         inspect_task("file.py@mine")
     assert str(raised.value) == (
-        f"abut.inspect_ai takes inspect-ai>=0.3.277, and {old} is installed\n"
-        "hint: pip install 'abut[inspect_ai]'"
+        f"abut.inspect_ai needs inspect-ai>=0.3.277, but {old} is installed\nhint: pip install "
+        "'abut[inspect_ai]'"
     )
 
 
@@ -59,6 +59,6 @@ def test_a_grader_of_openai_needs_its_package_as_inspect_does(
     with pytest.raises(abut.errors.MissingExtraError) as raised:
         inspect_task("file.py@mine", model_roles={"grader": "openai/gpt-5"})
     assert str(raised.value) == (
-        "openai/gpt-5, the grader of 'file.py@mine', needs openai>=3.4, and 2.54.0 is installed\n"
+        "openai/gpt-5, the grader of 'file.py@mine', needs openai>=3.4, but 2.54.0 is installed\n"
         "hint: pip install 'openai>=3.4'"
     )

@@ -155,21 +155,21 @@ FAULTS = {
     "drop": "{url} closed the socket without a word before it answered step",
     "close": "{url} closed the socket with code 1000 before it answered step",
     "late 600": "OpenEnvEpisode.step did not answer within step_timeout_s=6",
-    "raw {": "{url}: the reply to step is no frame of OpenEnv: '{{'\n"
-    "hint: the socket is that of an OpenEnv server from 0.3 to 0.10 at /ws",
+    "raw {": "{url}: the reply to step is not a message of OpenEnv: '{{'\nhint: abut needs the "
+    "socket /ws of an OpenEnv server, version 0.3 to 0.10",
     'raw {"type": "observation", "data": {"observation": 1}}': (
-        "{url}: the reply to step is no frame of OpenEnv: '{{\"observation\": 1}}'\n"
-        "hint: the socket is that of an OpenEnv server from 0.3 to 0.10 at /ws"
+        "{url}: the reply to step is not a message of OpenEnv: '{{\"observation\": 1}}'\nhint: "
+        "abut needs the socket /ws of an OpenEnv server, version 0.3 to 0.10"
     ),
     'raw {"type": "state", "data": {}}': (
-        "{url}: the reply to step is no frame of OpenEnv: "
-        '\'{{"type": "state", "data": {{}}}}\'\n'
-        "hint: the socket is that of an OpenEnv server from 0.3 to 0.10 at /ws"
+        '{url}: the reply to step is not a message of OpenEnv: \'{{"type": "state", '
+        '"data": {{}}}}\'\nhint: abut needs the socket /ws of an OpenEnv server, version 0.3 '
+        "to 0.10"
     ),
-    "reward Infinity": "OpenEnvEpisode.reward is inf, from which no baseline can be taken\n"
-    "hint: set it to None for an episode without a score",
-    "big 2000000": "{url}: the reply to step has more than max_message_bytes=1000000\n"
-    "hint: raise max_message_bytes",
+    "reward Infinity": "OpenEnvEpisode.reward is inf, but a group's baseline needs finite "
+    "rewards\nhint: set reward to None for an episode without a score",
+    "big 2000000": "{url}: the reply to step is longer than max_message_bytes=1000000\nhint: raise "
+    "max_message_bytes",
 }
 
 
@@ -205,7 +205,7 @@ def test_a_fault_costs_only_its_own_rollout(stage: Stage) -> None:
 def test_garbage_that_nests_deeply_is_garbage(stage: Stage) -> None:
     with served(faults=["raw " + "[" * 200_000]) as (_, openenv):
         (rollout,) = play(stage, openenv)
-        assert "is no frame of OpenEnv: '[[[[" in rollout.attempt_errors[0]
+        assert "is not a message of OpenEnv: '[[[[" in rollout.attempt_errors[0]
 
 
 def test_ten_megabytes_are_read(stage: Stage) -> None:
@@ -369,17 +369,17 @@ def test_a_string_prompt_is_the_question_where_the_environment_says_nothing(stag
 def test_an_environment_that_is_done_at_reset_is_named(stage: Stage) -> None:
     with served(done_at_reset=True) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url}: the environment is done at reset, so there is nothing to "
-            "play\nhint: see what reset= and tasks= send it; some servers end at once where the "
-            "task does not exist"
+            f"EnvError: {server.url}: the environment was done right after reset\nhint: check "
+            "what reset= and tasks= send; some servers end the episode at once if the task "
+            "does not exist"
         )
 
 
 def test_sessions_that_others_keep_are_named(stage: Stage) -> None:
     with served({"connect_timeout_s": 0.3}, max_sessions=0) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url}: all sessions are taken\n"
-            "hint: others held its sessions for connect_timeout_s=0.3; raise that, or start more "
+            f"EnvError: {server.url}: all sessions are taken\nhint: other clients held the "
+            "server's sessions for connect_timeout_s=0.3; raise that limit, or start more "
             "servers (Serve(…, replicas=…), or a list of addresses)"
         )
 
@@ -388,8 +388,8 @@ def test_an_act_that_returns_no_action_is_named(stage: Stage) -> None:
     with served({"act": lambda text: text}) as (_, openenv):
         rollouts = play(stage, openenv, retries=0, max_failed_frac=1)
         assert rollouts[0].error == (
-            "EnvError: act must return a dict or a list of dicts, got str: 'yes'\n"
-            "hint: raise abut.InvalidAction where a text holds no action"
+            "EnvError: act must return a dict or a list of dicts, got str: 'yes'\nhint: if the "
+            "text has no action, raise abut.InvalidAction"
         )
 
 
@@ -426,7 +426,7 @@ def test_a_server_that_nobody_runs_is_named(stage: Stage) -> None:
     # asyncio's words, or uvloop's.
     refused = (f"Connect call failed ('127.0.0.1', {gone.port})", "Connection refused")
     assert head.endswith((*refused, "timed out during opening handshake"))  # where it is slow
-    assert hint == "hint: asked for connect_timeout_s=0.3; is it running?"
+    assert hint == "hint: abut tried for connect_timeout_s=0.3; check that the server is running"
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for(stage: Stage) -> None:
@@ -454,8 +454,8 @@ def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
         with OpenEnv(server.url) as other, OpenEnv(server.url, connect_timeout_s=6) as openenv:
             play(stage, other)
             assert failed(stage, openenv) == (
-                f"EnvError: {server.url}: all sessions are taken\n"
-                "hint: others held its sessions for connect_timeout_s=6; raise that, or start more "
+                f"EnvError: {server.url}: all sessions are taken\nhint: other clients held the "
+                "server's sessions for connect_timeout_s=6; raise that limit, or start more "
                 "servers (Serve(…, replicas=…), or a list of addresses)"
             )
         with OpenEnv(server.url) as openenv:
@@ -471,33 +471,34 @@ def test_sessions_that_others_have_are_waited_for(stage: Stage) -> None:
 def test_an_environment_that_cannot_be_made_is_named(stage: Stage, code: str) -> None:
     with served(constructor_error=code) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url} made no environment, {code}: Failed to create environment\n"
-            "hint: its constructor raised; the log of the server says where"
+            f"EnvError: {server.url} could not create an environment, {code}: Failed to create "
+            "environment\nhint: the environment's constructor raised; the server's log says "
+            "where"
         )
 
 
 def test_a_constructor_has_its_own_limit(stage: Stage) -> None:
     with served({"session_timeout_s": 0.3}, constructor_s=600) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url} made no environment within session_timeout_s=0.3"
+            f"EnvError: {server.url} did not create an environment within session_timeout_s=0.3"
         )
 
 
 def test_a_refused_socket_is_named_at_once(stage: Stage) -> None:
     with served(status=403) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url} answered 403 to a socket at /ws\n"
-            "hint: a server without that socket refuses it with 403 or 404; OpenEnv's have one "
-            "from 0.3 on, and over HTTP alone no episode can be played. Otherwise give the "
-            "address without a path, and for a private space headers="
+            f"EnvError: {server.url} answered 403 to a socket at /ws\nhint: abut needs the "
+            "socket to play an episode; an OpenEnv server has one since 0.3, and without it "
+            "answers 403 or 404. Otherwise check that the address has no path, and pass "
+            "headers= for a private space"
         )
 
 
 def test_a_server_that_is_not_ready_is_asked_again(stage: Stage) -> None:
     with served({"connect_timeout_s": LIMIT_S}, status=503) as (server, openenv):
         assert failed(stage, openenv) == (
-            f"EnvError: {server.url} answered 503\n"
-            "hint: asked for connect_timeout_s=6; is it running?"
+            f"EnvError: {server.url} answered 503\nhint: abut tried for connect_timeout_s=6; "
+            "check that the server is running"
         )
         server.status = None
         assert_done(play(stage, openenv)[0])
@@ -741,9 +742,9 @@ def test_a_group_that_begins_differently_is_warned_of_once(
     with served(first=first, max_sessions=1) as (_, openenv):
         play(stage, openenv, groups=[0, 0, 0])
     warning = (
-        "the rollouts of one group began with different observations, 'game 0' and 'game 1': the "
-        "environment does not follow the seed, so different tasks are compared\n"
-        "hint: send what selects the task, with reset= or tasks="
+        "the rollouts of one group began with different observations, 'game 0' and 'game 1', "
+        "so the group's rewards compare different tasks: the environment ignores the seed\nhint: "
+        "choose the task with reset= or tasks="
     )
     assert caplog.messages == ([] if follows else [warning])
 
@@ -797,7 +798,7 @@ def test_a_pool_may_lend_synchronous_environments(stage: Stage) -> None:
     ("given", "text"),
     [
         ({"history": "all"}, "OpenEnv(history='all'): must be auto, repeated or new"),
-        ({"on_invalid": "retry"}, "OpenEnv(on_invalid='retry'): must be tell or end"),
+        ({"on_invalid": "retry"}, "OpenEnv(on_invalid='retry'): must be 'tell' or 'end"),
         ({"on_error": "retry"}, "OpenEnv(on_error='retry'): must be tell or fail"),
         ({"max_sessions": 0}, "OpenEnv(max_sessions=0): must be at least 1, or None"),
     ],

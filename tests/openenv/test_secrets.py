@@ -49,9 +49,9 @@ def test_a_token_does_not_follow_a_redirect_to_another_origin(
         assert [found for found, _ in server.heard].count(path) == 1, "it is not asked again"
     assert other.heard == []
     assert error == (
-        f"EnvError: {server.url} answers with a redirect to another origin, {other.url}, which "
-        f"gets no headers and no request\nhint: if the server is there, give {other.url} as its "
-        "address"
+        f"EnvError: {server.url} redirects to another origin, {other.url}; abut does not "
+        f"follow, so that your headers stay with {server.url}\nhint: if the server "
+        f"has moved, use {other.url} as its address"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_schema_is_read_up_to_a_limit(stage: Stage) -> None:
     server = WireServer(schema={"x": "y" * 1000})
     with server, OpenEnv(server.url, max_message_bytes=500) as openenv:
         assert play(stage, openenv).error == (
-            f"EnvError: {server.url}/schema says nothing, OSError: the answer has more than "
+            f"EnvError: {server.url}/schema says nothing, OSError: the answer is longer than "
             "max_message_bytes=500\nhint: pass observe= and act="
         )
 
@@ -115,8 +115,8 @@ def test_two_authorizations_are_refused() -> None:
     with pytest.raises(ValueError, match="Authorization") as raised:
         OpenEnv(with_password("http://a"), headers={"authorization": SECRET})
     assert str(raised.value) == (
-        "OpenEnv: http://a is given with user:password@, and an Authorization header too\n"
-        "hint: give one of them"
+        "OpenEnv: http://a has user:password@, and you also pass an Authorization header\n"
+        "hint: pass one of the two"
     )
 
 
@@ -202,11 +202,11 @@ def test_an_image_is_no_option(image: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({"A=b": "c"}, "Docker.environ: 'A' names no variable"),
-        ({"": "c"}, "Docker.environ: '' names no variable"),
-        ({"A": 1}, "Docker.environ['A']: must be a text"),
-        ({"PATH": "c"}, "Docker.environ['PATH']: the docker command itself would follow it"),
-        ({"DOCKER_HOST": "c"}, "Docker.environ['DOCKER_HOST']: the docker command itself would"),
+        ({"A=b": "c"}, "Docker.environ: 'A' is not the name of a variable"),
+        ({"": "c"}, "Docker.environ: '' is not the name of a variable"),
+        ({"A": 1}, "Docker.environ['A']: must be a string"),
+        ({"PATH": "c"}, "Docker.environ['PATH']: the docker command itself reads this variable"),
+        ({"DOCKER_HOST": "c"}, "Docker.environ['DOCKER_HOST']: the docker command itself reads"),
     ],
 )
 def test_variables_that_cannot_be_given_are_named(environ: Any, text: str) -> None:

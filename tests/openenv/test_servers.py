@@ -192,7 +192,9 @@ def test_an_environment_that_cannot_be_made_here_is_named_with_the_log(
     with OpenEnv(Serve("apps:broken", cwd=folder, start_timeout_s=3600)) as openenv:
         (rollout,) = play(stage, openenv, retries=0)
     said, then, *log = (rollout.error or "").splitlines()
-    assert said.endswith(" made no environment, FACTORY_ERROR: Failed to create environment")
+    assert said.endswith(
+        " could not create an environment, FACTORY_ERROR: Failed to create environment"
+    )
     assert then == "the end of the server's log:"
     assert "  starting" in log
 
@@ -238,7 +240,7 @@ def test_a_server_that_died_is_started_again(
     told = [message for message in caplog.messages if message.startswith("serve:")]
     assert told[0] == (
         "serve:apps:plain exited with code 3; the end of its log:\n"
-        "  starting\n  a last word; starting it again"
+        "  starting\n  a last word; restarting the server"
     )
 
 

@@ -52,9 +52,9 @@ def test_which_field_is_shown_is_not_guessed(fields: Any, names: Any) -> None:
         observe_by_schema(schema(**fields), "http://a")
     all_fields = sorted([*fields, "done", "metadata", "reward"])
     assert str(raised.value) == (
-        "http://a: which of an observation's fields is for the policy? Text is in "
-        f"{names} of {all_fields}\n"
-        'hint: pass observe=, say observe=lambda observation: observation["prompt"]'
+        "http://a: abut cannot tell which field of an observation to show the policy: of "
+        f"{all_fields}, {names} are text\nhint: pass observe=, such as observe=lambda "
+        'observation: observation["prompt"]'
     )
 
 
@@ -113,9 +113,9 @@ def test_what_takes_the_text_is_not_guessed(given: Any) -> None:
     with pytest.raises(EnvError) as raised:
         act_by_schema(given, "http://a")
     assert str(raised.value) == (
-        "http://a: which field of an action takes the policy's text? There are "
-        f"{sorted(given['action']['properties'])}\n"
-        'hint: pass act=, say act=lambda text: {"message": text}, or act=call_tools("hermes")'
+        "http://a: abut cannot tell which field of an action takes the policy's text: "
+        f"{sorted(given['action']['properties'])}\nhint: pass act=, such as act=lambda text: "
+        '{"message": text} or act=call_tools("hermes")'
     )
 
 
@@ -192,8 +192,8 @@ def test_a_text_that_happens_to_begin_like_the_one_before_is_no_history(stage: S
 def test_a_history_that_is_not_repeated_is_named(stage: Stage) -> None:
     with WireServer() as server, OpenEnv(server.url, history="repeated") as openenv:
         assert play(stage, openenv).error == (
-            "EnvError: history='repeated', but an observation does not begin with the one before: "
-            "'seed 7' became 'yes'\nhint: history='new'"
+            "EnvError: history='repeated' needs observations that begin with the previous one, "
+            "but after 'seed 7' came 'yes'\nhint: history='new'"
         )
 
 
@@ -231,12 +231,12 @@ def test_a_server_without_tools_is_named() -> None:
     with WireServer() as server, OpenEnv(server.url) as openenv:
         with pytest.raises(EnvError) as raised:
             openenv.list_tools()
-        assert str(raised.value) == f"{server.url} has no tools to list: None"
+        assert str(raised.value) == f"{server.url} did not list any tools: None"
     with WireServer(faults=["invalid"]) as server, OpenEnv(server.url) as openenv:
         with pytest.raises(EnvError):
             openenv.list_tools()
         with pytest.raises(EnvError) as raised:
             openenv.list_tools()
         assert str(raised.value) == (
-            f"{server.url} has no tools to list: Invalid action: message: Field required; again"
+            f"{server.url} did not list any tools: Invalid action: message: Field required; again"
         )

@@ -76,21 +76,21 @@ ONE = turn("n-7", [1, 2], [3, 4])
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "mask of a part": (
         {"loss_mask": [0, 0, 1, 0]},
-        "turn 'n-7' has a loss_mask that is 1 on 1 of 2 sampled tokens, and stitch trains a sample "
-        "whole or not at all\nhint: set the mask of its completion to 0 to keep the turn as "
-        "context, or to 1",
+        "turn 'n-7' has a loss_mask that is 1 on 1 of 2 sampled tokens, but stitch trains "
+        "either all tokens of a sample or none\nhint: set the whole mask of the completion to "
+        "1, or to 0 to keep the turn as context",
     ),
     "mask of the prompt": (
         {"loss_mask": [0, 1, 1, 1]},
-        "turn 'n-7' has a loss_mask that is 1 in the prompt, which nobody sampled",
+        "turn 'n-7' has a loss_mask that is 1 in the prompt, whose tokens were not sampled",
     ),
     "mask of the prompt of a masked turn": (
         {"loss_mask": [1, 0, 0, 0]},
-        "turn 'n-7' has a loss_mask that is 1 in the prompt, which nobody sampled",
+        "turn 'n-7' has a loss_mask that is 1 in the prompt, whose tokens were not sampled",
     ),
     "mask of the completion alone": (
         {"loss_mask": [1, 1]},
-        "turn 'n-7' has a loss_mask of 2, and its prompt and completion have 4 tokens together",
+        "turn 'n-7' has a loss_mask of 2 numbers, but its prompt and completion have 4 tokens",
     ),
     "mask that weighs": (
         {"loss_mask": [0, 0, 2, 2]},
@@ -98,19 +98,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mask of booleans": (
         {"loss_mask": [False, False, True, True]},
-        "turn 'n-7' has loss_mask that are not a list of whole numbers",
+        "turn 'n-7': loss_mask must be a list of whole numbers",
     ),
     "no mask": (
         {"loss_mask": None},
-        "turn 'n-7' has loss_mask that are not a list of whole numbers",
+        "turn 'n-7': loss_mask must be a list of whole numbers",
     ),
     "logprobs too few": (
         {"per_token_logps": [-1.0]},
-        "turn 'n-7' has 2 completion_token_ids and 1 per_token_logps, expected as many",
+        "turn 'n-7' has 2 completion_token_ids but 1 per_token_logps",
     ),
     "logprobs of null": (
         {"per_token_logps": [-1.0, None]},
-        "turn 'n-7' has per_token_logps that are not a list of numbers",
+        "turn 'n-7': per_token_logps must be a list of numbers",
     ),
     "logprob above 0": (
         {"per_token_logps": [-1.0, 0.5]},
@@ -124,17 +124,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "empty prompt": (
         {"prompt_token_ids": [], "loss_mask": [1, 1]},
-        "turn 'n-7' has an empty prompt\nhint: pass the ids that the engine received, with those "
-        "of the generation prompt",
+        "turn 'n-7' has an empty prompt\nhint: pass the ids that the engine received, the "
+        "generation prompt included",
     ),
     "negative id": (
         {"completion_token_ids": [3, -1]},
-        "turn 'n-7': token 3 has id -1, which is negative\nhint: a trainer pads with -1 and -100; "
-        "pass what the engine received and sampled",
+        "turn 'n-7': token 3 has id -1, which is negative\nhint: remove padding such as -1 or "
+        "-100; pass the ids that the engine received and sampled",
     ),
     "id of a float": (
         {"prompt_token_ids": [1, 2.0]},
-        "turn 'n-7' has prompt_token_ids that are not a list of whole numbers",
+        "turn 'n-7': prompt_token_ids must be a list of whole numbers",
     ),
 }
 
@@ -155,7 +155,7 @@ def test_an_id_of_more_than_64_bits() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"schema_version": 2, "turns": []}, "the trace has schema_version 2, and this version"),
+        ({"schema_version": 2, "turns": []}, "the trace has schema_version 2, but this version"),
         ([turn("a", [1], [2])], "expected a TrainingTrace of OpenEnv, an object with a list"),
         ("{", "Expecting property name"),
         (trace({"node_id": ""}), "turn 0 of the trace (counted from 0) has no node_id"),

@@ -225,7 +225,7 @@ def test_names_and_sessions_are_those_of_the_agent_here(pool_of: Any, stage: Sta
 
 
 def test_a_row_without_the_column_that_an_agent_needs(pool_of: Any, stage: Stage) -> None:
-    with pytest.raises(ValueError, match="lacks needs the column 'other', which the row"):
+    with pytest.raises(ValueError, match="lacks needs the column 'other', but the row"):
         play(stage, pool_of(lacks))
 
 

@@ -182,8 +182,8 @@ def test_an_id_outside_the_vocabulary_is_an_error(llm: Any) -> None:
     with pytest.raises(SamplerError) as raised:
         ask(VLLMColocateSampler(llm), *requests(3), outside)
     assert str(raised.value) == (
-        "rollout r0, turn 0: vLLM refuses the request: Token id 99999 is out of vocabulary\n"
-        "hint: the served model has another vocabulary than the rollouts' tokenizer"
+        "rollout r0, turn 0: vLLM refused the request: Token id 99999 is out of vocabulary\n"
+        "hint: use the same vocabulary for the served model and the rollouts' tokenizer"
     )
 
 

@@ -98,7 +98,7 @@ def test_another_picture_size_is_refused_before_vllm_has_it(served: Served, llm:
     ids = np.delete(columns.prompt_ids, span.end - 1)
     short = dataclasses.replace(span, end=span.end - 1, features=span.features - 1)
     asked = SampleRequest(ids, 4, (), 0, "r0", 0, images=(short,))
-    with pytest.raises(SamplerError, match="which are not the"):
+    with pytest.raises(SamplerError, match="which differ from the"):
         ask(VLLMColocateSampler(llm), asked)
     assert not llm.llm_engine.has_unfinished_requests()
 

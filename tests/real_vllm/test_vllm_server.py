@@ -128,7 +128,9 @@ class Unsaid(dict[str, int]):
 def test_a_prompt_that_is_too_long_is_an_error(server: Any) -> None:
     sampler = VLLMServerSampler(server.url)
     too_long = SampleRequest(np.full(1024, 7), 4, (), 0, "r0", 0)
-    assert "the prompt has 1024 tokens, and the server holds 1024" in error_of(sampler, too_long)
+    assert "the prompt has 1024 tokens, but the server holds only 1024" in error_of(
+        sampler, too_long
+    )
     sampler._lengths = Unsaid()  # as if the server did not say it
     assert error_of(sampler, too_long).endswith(
         "hint: RolloutConfig(max_context_tokens=…), or a longer --max-model-len"
@@ -138,14 +140,14 @@ def test_a_prompt_that_is_too_long_is_an_error(server: Any) -> None:
 def test_an_id_outside_the_vocabulary_is_an_error(server: Any) -> None:
     outside = SampleRequest(np.asarray([5, 99_999]), 4, (), 0, "r0", 0)
     assert error_of(VLLMServerSampler(server.url), outside) == (
-        f"rollout r0, turn 0: the server at {server.url} answers 400 to /v1/completions: Token id "
-        "99999 is out of vocabulary\nhint: the served model has another vocabulary than the "
-        "rollouts' tokenizer"
+        f"rollout r0, turn 0: the server at {server.url} answers 400 to /v1/completions: Token "
+        "id 99999 is out of vocabulary\nhint: use the same vocabulary for the served model and "
+        "the rollouts' tokenizer"
     )
 
 
 def test_another_model_is_named(server: Any) -> None:
-    assert "does not serve the model 'other', but 'tiny'" in error_of(
+    assert "does not serve the model 'other'; it serves 'tiny'" in error_of(
         VLLMServerSampler(server.url, model="other")
     )
 
@@ -156,8 +158,8 @@ def test_raw_logprobs_are_refused(model_folder: Path) -> None:
         raw.ready()
         for endpoint in ("completions", "generate"):
             text = error_of(VLLMServerSampler(raw.url, endpoint=endpoint))
-            assert "gives logprobs from before temperature and filters" in text
-            assert text.endswith("hint: start it with --logprobs-mode processed_logprobs")
+            assert "returns logprobs from before temperature and filters" in text
+            assert text.endswith("hint: start the server with --logprobs-mode processed_logprobs")
     finally:
         raw.kill()
 
@@ -237,7 +239,7 @@ def test_a_server_that_is_killed_and_started_again_ends_the_batch(
         await asyncio.to_thread(second.start)
 
     # All may be done when the kill comes, but not each time.
-    while not any("was started again" in message for message in caplog.messages):
+    while not any("has restarted and" in message for message in caplog.messages):
         samples = ask(VLLMServerSampler(second.url, give_up_s=200, **LONG), asked, restart)
         assert [len(sample.ids) for sample in samples] == [900] * 8
     assert worst(untied.eval(), asked, samples) < 1e-4

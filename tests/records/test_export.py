@@ -81,7 +81,7 @@ def test_what_must_not_leave_the_machine_stays(records: Path) -> None:
     )
     assert "/home/ann" not in handed_on
     assert "secret" not in handed_on
-    with pytest.raises(ValueError, match="a record has no field 'colums'"):
+    with pytest.raises(ValueError, match="records do not have a field 'colums'"):
         list(export(read_records(records), "records", without=["colums"]))
 
 
@@ -95,7 +95,7 @@ def test_the_command_writes_what_is_asked_for(records: Path, tmp_path: Path, cap
         assert capsys.readouterr().err == f"abut export: 2 rows in {out}\n"
         assert main(["export", str(records), "--prompts", "-o", str(out)]) == 1
         assert capsys.readouterr().err == (
-            f"abut export: {out} is there already\nhint: name a new file\n"
+            f"abut export: {out} already exists\nhint: name a new file\n"
         )
     assert main(["export", str(records), "--prompts", "-o", str(tmp_path / "out.csv")]) == 1
     assert "expected a name that ends in .jsonl or .parquet" in capsys.readouterr().err

@@ -114,8 +114,8 @@ def test_what_is_no_record_is_named_with_its_line(
     with pytest.raises(ValueError, match="not a record") as raised:
         next(records)
     assert str(raised.value) == (
-        f"{path}:2: not a record of a rollout\nhint: pass a .jsonl file that JsonlRecorder wrote, "
-        "or a folder of ParquetRecorder"
+        f"{path}:2: not a record of a rollout\nhint: pass a .jsonl file written by "
+        "JsonlRecorder, or a folder written by ParquetRecorder"
     )
 
 
@@ -125,5 +125,6 @@ def test_another_schema_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="schema_version") as raised:
         list(read_records(path))
     assert str(raised.value) == (
-        f"{path}:1: schema_version 4, this abut reads 1 to 3\nhint: pip install --upgrade abut"
+        f"{path}:1: this version of abut reads schema_version 1 to 3, not 4\nhint: pip install "
+        "--upgrade abut"
     )

@@ -110,7 +110,9 @@ def test_scores_that_are_named_with_their_rollouts_are_passed_over(
     scores = scores_path(tmp_path / form)
     with pytest.raises(ValueError, match="holds scores") as raised:
         list(read_records(scores))
-    assert str(raised.value).startswith(f"{scores}: holds scores, which are read with their")
+    assert str(raised.value).startswith(
+        f"{scores} holds scores, which abut reads together with their"
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -256,7 +258,7 @@ def test_a_file_of_that_name_is_an_error_and_stays(
     recorder.write(a_rollout("r0"), step=0)
     recorder.flush()
     recorder.write(a_rollout("r1"), step=0)
-    with pytest.raises(FileExistsError, match=r"same\.parquet is there already"):
+    with pytest.raises(FileExistsError, match=r"same\.parquet already exists"):
         recorder.flush()
     assert [record["rollout_id"] for record in read_records(tmp_path / "r")] == ["r0"]
     assert sorted(file.name for file in (tmp_path / "r").iterdir()) == ["same.parquet"]
@@ -282,7 +284,7 @@ def test_without_steps_files_are_written_by_number_and_by_age(tmp_path: Path) ->
 
 def test_a_folder_and_limits_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file, and records in Parquet are a folder"):
+    with pytest.raises(ValueError, match="is a file, but Parquet records need a folder"):
         ParquetRecorder(tmp_path / "file")
     with pytest.raises(ValueError, match="rollouts_per_file=0"):
         ParquetRecorder(tmp_path / "r", rollouts_per_file=0)

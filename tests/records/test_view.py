@@ -253,7 +253,7 @@ def test_what_is_left_out_is_not_in_the_page(recorded: Path) -> None:
 def test_what_the_page_is_made_of_cannot_be_left_out(recorded: Path) -> None:
     with pytest.raises(ValueError, match="a page cannot be without 'env_mask'"):
         abut.records.view(recorded, without=["env_mask"])
-    with pytest.raises(ValueError, match="a record has no field 'colums'"):
+    with pytest.raises(ValueError, match="records do not have a field 'colums'"):
         abut.records.view(recorded, without=["colums"])
 
 
@@ -334,7 +334,7 @@ def test_without_its_file_an_image_has_its_size_and_hash(tmp_path: Path) -> None
         ] * (images is not None)
     (tmp_path / f"{span['hash']}.png").write_bytes(b"\x89PNG, and then nothing")
     page = abut.records.view([record], images=tmp_path)
-    assert "are no image that abut reads" in page.troubles[0]
+    assert "are not an image in a format that abut reads" in page.troubles[0]
     assert thumbnails(abut.records.view([record], images=tmp_path, where="reward>9")) == {}
 
 

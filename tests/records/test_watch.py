@@ -476,9 +476,9 @@ def test_the_command_serves_until_it_is_stopped(stop: signal.Signals, tmp_path: 
     [
         (["--watch", "-o", "x.html"], "--output names a file, but --watch serves the page"),
         (["--port", "8100"], "--port is of --watch"),
-        (["--watch", "--where", "rewrd<1"], "a record has no 'rewrd'"),
+        (["--watch", "--where", "rewrd<1"], "records do not have 'rewrd'"),
         (["--watch", "--without", "env_mask"], "a page cannot be without 'env_mask'"),
-        (["--watch", "--without", "colums"], "a record has no field 'colums'"),
+        (["--watch", "--without", "colums"], "records do not have a field 'colums'"),
         (["--watch", "--tokenizer", "/nowhere/at-all"], "/nowhere/at-all"),
     ],
 )

@@ -432,8 +432,8 @@ class Wrong(Recording):
     [
         (
             lambda s: Sample(s.ids, s.logprobs[1:], "stop"),
-            "rollout r0: turn 0 has 3 sampled ids but 2 logprobs\n"
-            "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob",
+            "rollout r0: turn 0 has 3 sampled ids but 2 logprobs\nhint: pass one logprob per "
+            "sampled id, the stop token included",
         ),
         (
             lambda s: Sample(s.ids, s.logprobs * np.float32("nan"), "stop"),

@@ -79,10 +79,16 @@ class Loud:
 @pytest.mark.parametrize(
     ("extras", "text"),
     [
-        ([1], "type.extras must be a dict of numbers and texts by name, got list of 1: ['int']"),
-        ({1: 2}, "type.extras has a name that is not a text: int: '1'"),
-        ({"a": [1]}, "type.extras['a'] must be a number, a text or None, got list of 1: ['int']"),
-        ({"a": Loud()}, "type.extras['a'] must be a number, a text or None, got Loud: "),
+        (
+            [1],
+            (
+                "type.extras must be a dict from names to numbers and strings, got list of 1: "
+                "['int']"
+            ),
+        ),
+        ({1: 2}, "type.extras has a key that is not a string: int: '1'"),
+        ({"a": [1]}, "type.extras['a'] must be a number, a string or None, got list of 1: ['int']"),
+        ({"a": Loud()}, "type.extras['a'] must be a number, a string or None, got Loud: "),
     ],
 )
 def test_other_extras_are_named(extras: Any, text: str) -> None:
@@ -109,5 +115,5 @@ def test_a_name_that_is_taken_ends_the_batch(stage: Stage, name: str, whose: str
     with pytest.raises(EnvError) as raised:
         stage.engine(Recording(stage.says()), retries=3).run(tasks)
     assert str(raised.value) == (
-        f"Talk: extras has {name!r}, which is a column of {whose}\nhint: give it another name"
+        f"Talk: extras has {name!r}, which is a column of {whose}\nhint: use another name in extras"
     )

@@ -176,17 +176,26 @@ def test_a_sampler_that_takes_no_images_is_refused(seeing: Stage) -> None:
     with pytest.raises(TypeError) as raised:
         seeing.play(env(texts=SAID))
     assert str(raised.value).startswith(
-        "rollout r0, turn 0 has images, and Recording takes none\n"
-        "hint: sample with a sampler whose takes_images is True"
+        "rollout r0, turn 0 has images, but Recording does not accept images\nhint: use a "
+        "sampler whose takes_images is True"
     )
 
 
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        ([block("https://a.example/b.png")], "EnvError: Talk.reset replied with no image: abut "),
-        ([block(b"PNG")], "EnvError: Talk.reset replied with no image: 3 bytes are no image"),
-        ([{"type": "image"}], "EnvError: Talk.reset replied with no image: a block of the type"),
+        (
+            [block("https://a.example/b.png")],
+            "EnvError: Talk.reset replied with an invalid image: abut ",
+        ),
+        (
+            [block(b"PNG")],
+            "EnvError: Talk.reset replied with an invalid image: 3 bytes are not an image",
+        ),
+        (
+            [{"type": "image"}],
+            "EnvError: Talk.reset replied with an invalid image: a block of the type",
+        ),
         (
             [{"role": "tool", "content": [block(ONE)]}],
             "EnvError: Talk.reset replied with an image in a 'tool' message: ",
@@ -208,7 +217,7 @@ def test_without_an_image_processor_an_environments_image_is_refused(
 ) -> None:
     stage = Stage(seeing.tokenizer, ChatTemplateProcessor(hf_processor))
     rollout = play(stage, env(texts=SAID), retries=0, max_failed_frac=1.0).one
-    assert "this processor writes text alone" in str(rollout.error)
+    assert "this processor writes only text" in str(rollout.error)
 
 
 def test_tools_return_images(seeing: Stage, hf_processor: Any) -> None:

@@ -178,8 +178,8 @@ def test_a_signal_is_refused_with_a_way_out(stage: Stage) -> None:
     error = played.one.error
     assert "Alarmed.step raised ValueError: signal only works in main thread" in error
     assert error.endswith(
-        "hint: an environment does not run on the main thread, so it gets no signals; "
-        "RolloutConfig.reset_timeout_s bounds a reset, step_timeout_s a step"
+        "hint: an environment does not run on the main thread, so it cannot use signals; "
+        "RolloutConfig.reset_timeout_s limits a reset, step_timeout_s a step"
     )
 
 

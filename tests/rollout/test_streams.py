@@ -122,14 +122,18 @@ def test_turns_whose_values_have_two_shapes_are_refused() -> None:
     [
         (
             {"kept": np.zeros(3)},
-            "a stream 'kept' of shape (3,)\nhint: the first dimension of a stream is that of ids",
+            "a stream 'kept' of shape (3,)\nhint: a stream's first dimension must be as long "
+            "as ids",
         ),
-        ({"kept": np.float32(1)}, "a stream 'kept' of shape ()\nhint: the first dimension of a "),
-        ({"kept": ["a", "b"]}, "a stream 'kept' of <U1, which is no type of numbers"),
+        (
+            {"kept": np.float32(1)},
+            "a stream 'kept' of shape ()\nhint: a stream's first dimension must be ",
+        ),
+        ({"kept": ["a", "b"]}, "a stream 'kept' of dtype <U1, which is not numeric"),
         (
             {"other": np.zeros(2)},
-            "no stream 'kept', which RolloutConfig.streams names\nhint: leave the name out, or "
-            "take a sampler whose Sample.streams has it",
+            "a sample without the stream 'kept', which RolloutConfig.streams names\nhint: "
+            "remove the name, or use a sampler whose Sample.streams has it",
         ),
         ({"versions": np.zeros(1), "kept": np.zeros(2)}, "a stream 'versions' of shape (1,)"),
     ],

@@ -105,7 +105,7 @@ def test_a_sampler_without_an_image_processor_says_so() -> None:
     request = SampleRequest(
         rollouts[1].columns.prompt_ids, 4, (), 0, "r0", 0, images=tuple(rollouts[1].images)
     )
-    with pytest.raises(SamplerError, match="rollout r0, turn 0 has images, and this sampler has"):
+    with pytest.raises(SamplerError, match="rollout r0, turn 0 has images, but this sampler has"):
         plain.sample_batch([request])
     assert image_inputs(images, [], None, None) == {}
     assert with_spare_row(images, [request]) == [request]

@@ -113,8 +113,8 @@ def test_a_stream_that_ends_too_early_is_an_error(stage: Stage, no_thread_stays:
     with pytest.raises(SamplerError) as raised:
         stage.play(*[Talk] * 4, sampler=Stream(stage.says()(request()), until=5))
     assert str(raised.value) == (
-        "sample_stream returned while rollouts still need samples\n"
-        "hint: it goes on until turns.closed"
+        "sample_stream returned while rollouts still need samples\nhint: sample_stream must "
+        "run until turns.closed is True"
     )
 
 

@@ -38,8 +38,9 @@ def test_a_key_does_not_follow_a_redirect_to_another_origin(path: str) -> None:
         error = error_of(VLLMServerSampler(server.url, api_key=SECRET))
     assert other.headers == [], "neither a key nor a prompt"
     assert error.removeprefix("rollout r0, turn 0: ") == (
-        f"{server.url} answers with a redirect to another origin, {other.url}, which gets no "
-        f"headers and no request\nhint: if the server is there, give {other.url} as its address"
+        f"{server.url} redirects to another origin, {other.url}; abut does not follow, so that "
+        f"your headers stay with {server.url}\nhint: if the server has moved, use {other.url} "
+        "as its address"
     )
 
 
@@ -57,7 +58,7 @@ def test_a_redirect_within_an_origin_is_followed_with_the_key() -> None:
 def test_redirects_that_change_the_request_or_never_end_are_refused(fault: Any) -> None:
     with FakeServer([fault] * 6) as server:
         assert error_of(VLLMServerSampler(server.url)).endswith(
-            f"{server.url} answers /v1/completions with redirects that cannot be followed"
+            f"{server.url} answers /v1/completions with a redirect that abut cannot follow"
         )
 
 
@@ -89,7 +90,7 @@ def test_a_key_that_cannot_be_sent_is_not_printed() -> None:
 
 
 def test_an_address_with_a_password_takes_no_key() -> None:
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="pass one of the two"):
         VLLMServerSampler("http://me:x@a", api_key=SECRET)
 
 
@@ -101,6 +102,7 @@ def test_an_answer_is_read_up_to_a_limit(path: str) -> None:
     most = 2**20 + (0 if path == "/v1/models" else 2**10 * 7)
     with FakeServer(**settings) as server:
         assert error_of(VLLMServerSampler(server.url)).removeprefix("rollout r0, turn 0: ") == (
-            f"the server at {server.url} answers {path} with more than {most} bytes, 1 MiB and 1 "
-            "KiB for each token\nhint: is it an inference server?"
+            f"the server at {server.url} answers {path} with more than {most} bytes, which is "
+            "the limit: 1 MiB, and 1 KiB for each token\nhint: check that the address belongs "
+            "to an inference server"
         )

@@ -37,6 +37,6 @@ def test_a_temperature_at_which_nothing_is_learned_is_refused(temperature: Any) 
     with pytest.raises(ValueError, match="temperature=") as raised:
         SamplingSettings(temperature=temperature)
     assert str(raised.value) == (
-        f"temperature={temperature!r}: must be more than 0; at 0 every logprob is 0 and nothing "
-        "can be learned"
+        f"temperature={temperature!r}: must be more than 0, because at 0 every logprob is 0 "
+        "and the policy cannot learn"
     )

@@ -175,9 +175,9 @@ def test_a_prompt_with_a_token_beyond_the_embedding_is_named(model: Any) -> None
     with pytest.raises(SamplerError) as raised:
         sampler_of(model).sample_batch([request([1, rows - 1]), request([1, rows, 2])])
     assert str(raised.value).partition(": ")[2] == (
-        f"the prompt has token {rows}, and the model's embedding has {rows} rows: model and "
-        "tokenizer do not belong together\n"
-        "hint: model.resize_token_embeddings(len(tokenizer)), before the trainer is made"
+        f"the prompt has token {rows}, but the model's embedding has only {rows} rows, so "
+        "model and tokenizer do not match\nhint: call "
+        "model.resize_token_embeddings(len(tokenizer)) before creating the trainer"
     )
 
 
@@ -236,28 +236,29 @@ def test_the_model_comes_back_as_it_was(tiny_model: Any) -> None:
     [
         (
             {"generation_kwargs": {"num_beams": 4}},
-            "generation_kwargs['num_beams']=4: each token is drawn on its own and trained with its "
-            "own logprob\nhint: leave it out",
+            "generation_kwargs['num_beams']=4: not possible, because training needs each token "
+            "drawn by itself with its own logprob\nhint: remove the setting",
         ),
         (
             {"generation_kwargs": {"do_sample": False}},
-            "generation_kwargs['do_sample']=False: each token is drawn on its own and trained with "
-            "its own logprob\nhint: leave it out",
+            "generation_kwargs['do_sample']=False: not possible, because training needs each "
+            "token drawn by itself with its own logprob\nhint: remove the setting",
         ),
         (
             {"generation_kwargs": {"typical_p": 0.9}},
-            "generation_kwargs['typical_p']=0.9: this sampler cannot apply it\n"
-            "hint: leave it out; RolloutConfig has the limits, top_k, top_p and min_p the filters",
+            "generation_kwargs['typical_p']=0.9: this sampler cannot apply this setting\nhint: "
+            "remove it; RolloutConfig sets limits, and top_k, top_p and min_p are the filters",
         ),
         (
             {"generation_kwargs": {"max_new_tokens": 5}},
-            "generation_kwargs['max_new_tokens']=5: this sampler cannot apply it\n"
-            "hint: leave it out; RolloutConfig has the limits, top_k, top_p and min_p the filters",
+            "generation_kwargs['max_new_tokens']=5: this sampler cannot apply this setting\n"
+            "hint: remove it; RolloutConfig sets limits, and top_k, top_p and min_p are the "
+            "filters",
         ),
         (
             {"temperature": 0.0},
-            "temperature=0.0: must be more than 0; at 0 every logprob is 0 and nothing can be "
-            "learned",
+            "temperature=0.0: must be more than 0, because at 0 every logprob is 0 and the "
+            "policy cannot learn",
         ),
     ],
 )
@@ -292,7 +293,7 @@ def test_tokens_that_were_not_drawn_are_an_error(model: Any) -> None:
 
     with pytest.raises(SamplerError) as raised:
         sampler_of(Eager()).sample_batch([request([1, 2])])
-    assert str(raised.value) == "generate returned (1, 2) tokens but drew (1, 1)"
+    assert str(raised.value) == "generate returned tokens (1, 2), logprobs (1, 1)"
 
 
 def test_a_row_ends_on_its_own_stop_strings_alone(tiny_model: Any, tokenizer: Any) -> None:
@@ -327,7 +328,7 @@ def test_a_row_ends_on_its_own_stop_strings_alone(tiny_model: Any, tokenizer: An
 
 def test_stop_strings_need_a_tokenizer(tiny_model: Any) -> None:
     request = SampleRequest(np.arange(4), 4, (), 1, "r0", 2, ("x",))
-    with pytest.raises(SamplerError, match=r"rollout r0, turn 2 has stop strings, and this"):
+    with pytest.raises(SamplerError, match=r"rollout r0, turn 2 has stop strings, but this"):
         sampler_of(tiny_model().eval()).sample_batch([request])
 
 
@@ -374,7 +375,7 @@ def test_a_model_that_reads_padding_samples_in_a_batch_what_it_samples_alone(
         np.testing.assert_allclose(sample.logprobs, alone.logprobs, atol=1e-4)
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("abut")]
     if kind == "equal":
-        assert said.startswith("Blind reads left padding as text: in a batch, the logprobs")
+        assert said.startswith("Blind reads left padding as text: in a batch, a prompt's logprobs")
         assert "abut samples prompts of equal length only" in said
     else:
         assert said.startswith("RwkvForCausalLM mixes rows")

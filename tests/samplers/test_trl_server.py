@@ -125,8 +125,11 @@ def wrong(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        (wrong(prompt_ids=[[5]]), "the engine received 1 prompt tokens, which are not the 4 of "),
-        (wrong(logprobs=[[[-0.5]]]), "4 ids have 1 logprobs"),
+        (
+            wrong(prompt_ids=[[5]]),
+            "the engine received 1 prompt tokens, which differ from the 4 of ",
+        ),
+        (wrong(logprobs=[[[-0.5]]]), "4 ids came with 1 logprobs"),
         (wrong(completion_ids=[]), "zip() argument 3 is shorter than arguments 1-2"),
         (wrong(logprobs=None), "'NoneType' object is not iterable"),
     ],
@@ -135,7 +138,7 @@ def test_a_wrong_answer_stops_training(fault: Any, text: str) -> None:
     with FakeServer([fault]) as server, pytest.raises(SamplerError) as raised:
         ask(TRLServerSampler(server.url), request())
     assert str(raised.value).startswith(
-        f"rollout r0, turn 0, and 0 more: the server at {server.url} gave a wrong answer: {text}"
+        f"rollout r0, turn 0 and 0 more: the server at {server.url} gave a wrong answer: {text}"
     )
     assert str(raised.value).endswith(
         "\nhint: TRLServerSampler is for `trl vllm-serve` up to TRL 1.10"
@@ -143,12 +146,12 @@ def test_a_wrong_answer_stops_training(fault: Any, text: str) -> None:
 
 
 def test_a_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not say on which string a sample ended"):
+    with pytest.raises(ValueError, match="does not name the string that ended a sample"):
         TRLServerSampler("http://a", generation_kwargs={"stop": ["x"]})
 
 
 def test_stop_strings_of_a_request_are_refused(server: FakeServer) -> None:
     with pytest.raises(SamplerError, match=r"rollout r0, turn 0 has stop strings") as raised:
         ask(TRLServerSampler(server.url), request(stop=("x",)))
-    assert "hint: TRL 1.11 asks `vllm serve`" in str(raised.value)
+    assert "hint: pip install 'trl>=1.11'" in str(raised.value)
     assert server.requests == []

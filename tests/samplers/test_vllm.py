@@ -294,17 +294,17 @@ def test_a_server_that_is_started_again_goes_on_with_a_warning(caplog: Any) -> N
     url, sample = restart("resume")
     assert sample.ids.tolist() == [26, 27, 28, 29]
     assert (
-        f"the server at {url} was started again, with the weights that it was started with"
-        in caplog.messages
+        f"the server at {url} has restarted and has the weights it was started with, not the "
+        "trainer's" in caplog.messages
     )
 
 
 def test_a_server_with_a_trainers_weights_must_not_be_started_again() -> None:
     url, error = restart("raise")
     assert str(error) == (
-        f"the server at {url} is gone: it refuses connections\n"
-        "hint: one that is started again has the weights it was started with, not the trainer's; "
-        "start both again from the last checkpoint"
+        f"the server at {url} is down: it refuses connections\nhint: after a restart, a server "
+        "has the weights it was started with, not the trainer's; restart both the server and "
+        "training from the last checkpoint"
     )
 
 
@@ -318,10 +318,10 @@ def test_each_batch_begins_with_a_check(on_restart: Any) -> None:
         ask(sampler, request())
         assert second.probes == 4
     with FakeServer(port=first.port, probe_logprob=-3.0) as third:
-        assert "gives logprobs from before temperature" in error_of(sampler)
+        assert "returns logprobs from before temperature" in error_of(sampler)
         assert not third.requests
     with FakeServer(port=first.port, models=[{"id": "other"}]):
-        assert "does not serve the model 'tiny', but 'other'" in error_of(sampler)
+        assert "does not serve the model 'tiny'; it serves 'other'" in error_of(sampler)
 
 
 def test_a_server_that_went_between_two_batches_is_told_of(server: FakeServer, caplog: Any) -> None:
@@ -333,7 +333,8 @@ def test_a_server_that_went_between_two_batches_is_told_of(server: FakeServer, c
     with FakeServer(port=goes.port):
         ask(sampler, request())
     assert caplog.messages[1:] == [
-        f"the server at {goes.url} was started again, with the weights that it was started with"
+        f"the server at {goes.url} has restarted and has the weights it was started with, not the "
+        "trainer's"
     ]
 
 
@@ -341,7 +342,7 @@ def test_a_trainers_server_that_went_between_two_batches_is_an_error() -> None:
     with FakeServer() as server:
         sampler = VLLMServerSampler(server.url, on_restart="raise")
         ask(sampler, request())
-    assert error_of(sampler).startswith(f"the server at {server.url} is gone: ")
+    assert error_of(sampler).startswith(f"the server at {server.url} is down: ")
 
 
 def test_a_server_that_is_paused_when_a_batch_begins_is_waited_for(server: FakeServer) -> None:
@@ -352,7 +353,7 @@ def test_a_server_that_is_paused_when_a_batch_begins_is_waited_for(server: FakeS
     server.probe_faults = [aborted] * 99
     text = error_of(VLLMServerSampler(server.url, give_up_s=0.3))
     assert text.startswith(f"no server has answered for give_up_s=0.3:\n  {server.url} ")
-    assert "is paused: it aborts what it is asked" in text
+    assert "is paused and aborts requests" in text
 
 
 # What is wrong for good: each is an error that says what to do.
@@ -367,8 +368,8 @@ def test_a_server_that_is_down_is_an_error_after_a_while() -> None:
     assert troubles.startswith(f"  {gone.url} ")
     assert "refuses connections" in troubles
     assert hint == (
-        "hint: is it running, and is this its address? GET /health of a server that is ready "
-        "answers 200"
+        "hint: check that the server is running and that this is its address; a server that is "
+        "ready answers GET /health with 200"
     )
 
 
@@ -383,7 +384,8 @@ def test_a_server_that_is_never_ready_is_an_error_too(server: FakeServer, code: 
 def test_a_server_without_the_endpoint_is_named(server: FakeServer) -> None:
     server.models_status = 404
     assert error_of(VLLMServerSampler(server.url)).endswith(
-        "\nhint: `vllm serve` has it; for TRL's own server up to 1.10: TRLServerSampler"
+        "\nhint: this sampler is for `vllm serve`; for TRL's own server up to 1.10, use "
+        "TRLServerSampler"
     )
 
 
@@ -398,8 +400,9 @@ def test_another_model_is_named() -> None:
         assert ask(VLLMServerSampler(server.url, model="b"), request())
         assert server.requests[0]["model"] == "b"
         assert error_of(VLLMServerSampler(server.url, model="tiny")) == (
-            f"the server at {server.url} does not serve the model 'tiny', but 'a', 'b'\n"
-            "hint: model=None takes the first that is listed; --served-model-name renames it"
+            f"the server at {server.url} does not serve the model 'tiny'; it serves 'a', 'b'\n"
+            "hint: model=None uses the server's first model; `vllm serve --served-model-name` "
+            "renames a model"
         )
 
 
@@ -411,9 +414,9 @@ def test_servers_of_different_models_are_refused() -> None:
 def test_logprobs_of_another_distribution_are_refused() -> None:
     with FakeServer(probe_logprob=-6.25) as server:
         assert error_of(VLLMServerSampler(server.url)) == (
-            f"the server at {server.url} gives logprobs from before temperature and filters: "
-            "token 0, the only one allowed, has -6.25 and not 0\n"
-            "hint: start it with --logprobs-mode processed_logprobs"
+            f"the server at {server.url} returns logprobs from before temperature and filters: "
+            "token 0, the only one allowed, has -6.25 instead of 0\nhint: start the server "
+            "with --logprobs-mode processed_logprobs"
         )
         assert not server.requests
 
@@ -421,8 +424,11 @@ def test_logprobs_of_another_distribution_are_refused() -> None:
 @pytest.mark.parametrize(
     ("models", "text"),
     [
-        ([{"name": "x"}], "does not list its models as vLLM does\nhint: base_urls are those of "),
-        ([], "does not serve the model None, but none\nhint: "),
+        (
+            [{"name": "x"}],
+            "does not list its models as vLLM does\nhint: base_urls are the addresses of ",
+        ),
+        ([], "does not serve the model None; it serves none\nhint: "),
     ],
 )
 def test_what_is_no_vllm_server_is_refused(models: Any, text: str) -> None:
@@ -441,7 +447,7 @@ TOO_LONG = "This model's maximum context length is 64 tokens. However, you reque
         (
             400,
             "Token id 9 is out of vocabulary",
-            "the served model has another vocabulary than the rollouts' tokenizer",
+            "use the same vocabulary for the served model and the rollouts' tokenizer",
         ),
         (401, "Unauthorized", "pass api_key=…"),
         (422, "top_p must be in (0, 1]", None),
@@ -459,8 +465,8 @@ def test_a_refused_request_says_why_and_is_not_repeated(code: int, said: str, hi
 def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(server: FakeServer) -> None:
     sampler = VLLMServerSampler(server.url)
     assert error_of(sampler, request(prompt_ids=np.zeros(64, np.int64))) == (
-        "rollout r0, turn 0: the prompt has 64 tokens, and the server holds 64 with the sample\n"
-        "hint: shorten the prompt, or start the server with a longer --max-model-len"
+        "rollout r0, turn 0: the prompt has 64 tokens, but the server holds only 64, sample "
+        "included\nhint: shorten the prompt, or start the server with a longer --max-model-len"
     )
     (sample,) = ask(sampler, request(prompt_ids=np.zeros(62, np.int64)))
     assert (len(sample.ids), sample.finish_reason) == (2, "length")
@@ -471,8 +477,8 @@ def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(server: Fa
     [
         (
             {"token_logprobs": [-1.0]},
-            "choice 0 has 4 sampled ids but 1 logprobs\n"
-            "hint: pass one logprob per sampled id; drop neither the stop token nor its logprob",
+            "choice 0 has 4 sampled ids but 1 logprobs\nhint: pass one logprob per sampled id, "
+            "the stop token included",
         ),
         (
             {"token_logprobs": [-1.0, None, -1.0, -1.0]},
@@ -482,18 +488,20 @@ def test_a_prompt_that_fills_the_context_is_refused_before_it_is_sent(server: Fa
         ),
         (
             {"token_ids": None},
-            "choice 0 of the reply has no token_ids\n"
-            'hint: send "return_token_ids": true; vLLM knows it from 0.10.2 on',
+            'choice 0 of the reply has no token_ids\nhint: send "return_token_ids": true, '
+            "which vLLM supports since 0.10.2",
         ),
         (
             {"prompt_token_ids": [5, 6]},
-            "the engine received 2 prompt tokens, which are not the 4 of the request\n"
-            "hint: something between here and the engine truncates or rewrites prompts",
+            "the engine received 2 prompt tokens, which differ from the 4 of the request\n"
+            "hint: look for something between abut and the engine that truncates or rewrites "
+            "prompts",
         ),
         (
             {"prompt_token_ids": ...},
-            "the engine received 0 prompt tokens, which are not the 4 of the request\n"
-            "hint: something between here and the engine truncates or rewrites prompts",
+            "the engine received 0 prompt tokens, which differ from the 4 of the request\n"
+            "hint: look for something between abut and the engine that truncates or rewrites "
+            "prompts",
         ),
         (
             {"finish_reason": "repetition"},
@@ -516,8 +524,8 @@ def test_two_choices_are_one_too_many() -> None:
 
     with FakeServer([fault]) as server:
         assert error_of(VLLMServerSampler(server.url)) == (
-            f"rollout r0, turn 0: the server at {server.url}: 2 choices were returned, and 1 asked "
-            "for"
+            f"rollout r0, turn 0: the server at {server.url}: the answer has 2 choices, but 1 "
+            "was requested"
         )
 
 
@@ -534,7 +542,8 @@ def test_a_sampler_that_is_not_open_says_so(server: FakeServer) -> None:
     with pytest.raises(SamplerError) as raised:
         asyncio.run(VLLMServerSampler(server.url).sample(request()))
     assert str(raised.value) == (
-        "the sampler is not open\nhint: async with sampler: …; the engine opens it for each batch"
+        "the sampler is not open\nhint: use `async with sampler:`; the engine opens the "
+        "sampler for each batch itself"
     )
 
 
@@ -543,26 +552,27 @@ def test_a_sampler_that_is_not_open_says_so(server: FakeServer) -> None:
     [
         (
             {"base_urls": "localhost:8000"},
-            "base_urls: 'localhost:8000': must be http://… or https://…, without ? and #\n"
-            "hint: 'http://localhost:8000'; in user:password@ percent-encode such signs",
+            "base_urls: 'localhost:8000': an address starts with http:// or https:// and has "
+            "no ? and no #\nhint: write it like 'http://localhost:8000'; percent-encode such "
+            "characters in user:password@",
         ),
         (
             {"base_urls": ["http://a", "http://a/v1"]},
-            "base_urls=('http://a', 'http://a'): expected one or more URLs, each once\n"
-            "hint: 'http://localhost:8000'",
+            "base_urls=('http://a', 'http://a'): expected one or more different URLs\nhint: "
+            "'http://localhost:8000'",
         ),
         ({"endpoint": "chat"}, "endpoint='chat': expected 'completions' or 'generate'"),
         ({"on_restart": "ignore"}, "on_restart='ignore': expected 'resume' or 'raise'"),
         (
             {"temperature": 0.0},
-            "temperature=0.0: must be more than 0; at 0 every logprob is 0 and nothing can be "
-            "learned",
+            "temperature=0.0: must be more than 0, because at 0 every logprob is 0 and the "
+            "policy cannot learn",
         ),
         (
             {"generation_kwargs": {"temprature": 0.5}},
-            "generation_kwargs['temprature']=0.5: not a sampling setting that this sampler takes, "
-            "and vLLM would pass over it in silence\n"
-            "hint: RolloutConfig has the limits, the processor the stop tokens",
+            "generation_kwargs['temprature']=0.5: this sampler does not know this setting, and "
+            "vLLM would ignore it silently\nhint: remove it; RolloutConfig sets the limits, "
+            "and the processor the stop tokens",
         ),
     ],
 )
@@ -660,5 +670,5 @@ def test_a_server_that_does_not_say_the_text_is_an_error(answer: Any, monkeypatc
     monkeypatch.setattr(FakeServer, "detokenized", lambda *_: answer)
     with FakeServer([reply(finish_reason="stop")]) as server:
         sampler = VLLMServerSampler(server.url, endpoint="generate")
-        with pytest.raises(SamplerError, match="/detokenize does not say the text of a sample"):
+        with pytest.raises(SamplerError, match="/detokenize did not return the text of a sample"):
             ask(sampler, request(stop=("y",)))

@@ -269,37 +269,37 @@ def test_raw_logprobs_are_refused() -> None:
     with pytest.raises(ValueError, match="logprobs_mode") as raised:
         VLLMColocateSampler(fake_vllm.llm(logprobs_mode="raw_logprobs"))
     assert str(raised.value) == (
-        "the engine gives logprobs from before temperature and filters: its logprobs_mode is "
-        "'raw_logprobs'\nhint: LLM(…, logprobs_mode='processed_logprobs')"
+        "the engine returns logprobs from before temperature and filters, because its "
+        "logprobs_mode is 'raw_logprobs'\nhint: LLM(…, logprobs_mode='processed_logprobs')"
     )
 
 
 @pytest.mark.parametrize("name", ["response_format", "vllm_xargs", "n", "seed"])
 def test_settings_that_are_not_those_of_a_sample_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="not a sampling setting that this sampler takes"):
+    with pytest.raises(ValueError, match="this sampler does not know this setting"):
         VLLMColocateSampler(fake_vllm.llm(), generation_kwargs={name: 1})
 
 
 def test_a_setting_that_this_vllm_does_not_know_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="thinking_token_budget") as raised:
         VLLMColocateSampler(fake_vllm.llm(), generation_kwargs={"thinking_token_budget": 5})
-    assert str(raised.value).startswith("vLLM does not take these settings: ")
+    assert str(raised.value).startswith("vLLM does not accept these settings: ")
     assert str(raised.value).endswith(
-        "\nhint: generation_kwargs has one that this version of vLLM does not know"
+        "\nhint: remove the setting from generation_kwargs that this version of vLLM does not know"
     )
 
 
 def test_a_prompt_that_is_too_long_is_an_error() -> None:
     assert error_of(fake_vllm.llm(max_model_len=4)) == (
-        "rollout r0, turn 0: the prompt has 4 tokens, and the engine holds 4 with the sample\n"
-        "hint: shorten the prompt, or GRPOConfig(vllm_max_model_length=…)"
+        "rollout r0, turn 0: the prompt has 4 tokens, but the engine holds only 4, sample "
+        "included\nhint: shorten the prompt, or GRPOConfig(vllm_max_model_length=…)"
     )
 
 
 def test_an_id_outside_the_vocabulary_is_an_error() -> None:
     assert error_of(fake_vllm.llm(), request(prompt_ids=np.asarray([5, 99_999]))) == (
-        "rollout r0, turn 0: vLLM refuses the request: Token id 99999 is out of vocabulary\n"
-        "hint: the served model has another vocabulary than the rollouts' tokenizer"
+        "rollout r0, turn 0: vLLM refused the request: Token id 99999 is out of vocabulary\n"
+        "hint: use the same vocabulary for the served model and the rollouts' tokenizer"
     )
 
 
@@ -324,12 +324,13 @@ def _two(output: Any) -> None:
     [
         (
             _shorter_prompt,
-            "the engine received 2 prompt tokens, which are not the 4 of the request\n"
-            "hint: something between here and the engine truncates or rewrites prompts",
+            "the engine received 2 prompt tokens, which differ from the 4 of the request\n"
+            "hint: look for something between abut and the engine that truncates or rewrites "
+            "prompts",
         ),
         (_aborted, "finish_reason is 'abort', expected 'stop' or 'length'"),
-        (_no_logprobs, "8 ids have 0 logprobs"),
-        (_two, "2 samples were drawn, and 1 asked for"),
+        (_no_logprobs, "8 ids came with 0 logprobs"),
+        (_two, "vLLM drew 2 samples, but 1 was requested"),
     ],
 )
 def test_a_wrong_answer_stops_training_and_is_named(change: Any, text: str) -> None:
@@ -478,8 +479,7 @@ def test_a_failed_batch_of_one_rank_ends_those_of_all(ranks: list[dict[str, Any]
     )
     assert second == own
     assert first == (
-        "SamplerError: rank 1 of the tensor-parallel group failed, and the others cannot go on "
-        f"without it: {own}"
+        f"SamplerError: rank 1 of the tensor-parallel group failed, so the other ranks stop: {own}"
     )
 
 
@@ -501,9 +501,9 @@ def test_a_turn_that_one_rank_gives_up_is_aborted_on_all(ranks: list[dict[str, A
 def test_a_rank_that_dies_is_noticed(ranks: list[dict[str, Any]]) -> None:
     told = ranks[0]["one rank dies"]
     assert told["error"].startswith(
-        "SamplerError: rank 0 of the tensor-parallel group does not reach the others: "
+        "SamplerError: rank 0 of the tensor-parallel group cannot reach the other ranks: "
     )
-    assert told["error"].endswith("\nhint: look for the first error of the other ranks")
+    assert told["error"].endswith("\nhint: look for the first error that another rank logged")
     assert told["running"] == []
 
 

@@ -147,7 +147,7 @@ def test_each_batch_has_names_of_its_own(server: ImageServer) -> None:
 def test_another_prompt_than_ours_is_an_error(server: ImageServer) -> None:
     server.features = FEATURES + 1
     text = error_of(VLLMServerSampler(server.url), pictured(5, RED, 6, BLUE))
-    assert "received 10 prompt tokens, which are not the 8 of the request" in text
+    assert "received 10 prompt tokens, which differ from the 8 of the request" in text
     assert "hint: it has 2 images: the served model and the rollouts' processor" in text
 
 
@@ -157,7 +157,7 @@ def test_as_many_but_other_tokens_are_an_error(server: ImageServer) -> None:
     moved[[0, 4]] = moved[[4, 0]]
     with ImageServer([_repeating(moved.tolist())]) as other:
         text = error_of(VLLMServerSampler(other.url), asked)
-    assert "received 8 prompt tokens, which are not the 8 of the request" in text
+    assert "received 8 prompt tokens, which differ from the 8 of the request" in text
 
 
 def _repeating(ids: list[int]) -> Any:
@@ -170,8 +170,8 @@ def _repeating(ids: list[int]) -> Any:
 def test_a_server_that_does_not_repeat_the_prompt_is_refused(server: ImageServer) -> None:
     server.repeats = False
     text = error_of(VLLMServerSampler(server.url), pictured(5, RED))
-    assert "does not repeat the prompt, so nobody knows what the model has seen" in text
-    assert text.endswith("hint: vLLM does from 0.30 on")
+    assert "does not repeat the prompt, so abut cannot check what the model has seen" in text
+    assert text.endswith("hint: use vLLM 0.30 or later, which repeats the prompt")
 
 
 @pytest.mark.parametrize("asked", [pictured(5, RED), pictured(5)], ids=["image", "text"])
@@ -183,7 +183,7 @@ def test_a_drawn_media_token_is_an_error(asked: SampleRequest) -> None:
 
     with ImageServer([fault]) as server:
         text = error_of(VLLMServerSampler(server.url), asked)
-    assert f"a token was drawn that stands for an image: one of ({MEDIA}, 401)" in text
+    assert f"the engine drew a token that stands for an image: one of ({MEDIA}, 401)" in text
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "generate"])
@@ -245,7 +245,7 @@ def test_an_expansion_that_has_merged_with_the_text_beside_it_is_refused() -> No
     for place in (1, 6):
         merged = asked.prompt_ids.copy()
         merged[place] = 499
-        with pytest.raises(SamplerError, match="has merged with the text that the model's"):
+        with pytest.raises(SamplerError, match="this text has merged with the text next to"):
             with_placeholders(
                 request(prompt_ids=merged, images=asked.images, never_token_ids=(MEDIA,))
             )
@@ -263,7 +263,7 @@ def test_expansions_that_overlap_are_refused() -> None:
 def test_tokens_of_an_image_that_did_not_come_are_refused() -> None:
     asked = pictured(5, RED, 6, BLUE)
     for kept in (asked.images[:1], asked.images[1:]):
-        with pytest.raises(SamplerError, match=r"has tokens \[400\], which stand for images"):
+        with pytest.raises(SamplerError, match=r"has the image tokens \[400\]"):
             with_placeholders(
                 request(prompt_ids=asked.prompt_ids, images=kept, never_token_ids=(MEDIA,))
             )
@@ -271,7 +271,9 @@ def test_tokens_of_an_image_that_did_not_come_are_refused() -> None:
 
 def test_an_image_without_its_placeholder_is_refused() -> None:
     span = ImageSpan(RED, 1, 4, 3)
-    with pytest.raises(SamplerError, match=r"the placeholder of .* is not known"):
+    with pytest.raises(
+        SamplerError, match=r"the placeholder of .*, which the request does not have"
+    ):
         with_placeholders(request(prompt_ids=np.asarray([5, 400, 400, 400]), images=(span,)))
 
 
@@ -339,7 +341,7 @@ def test_another_prompt_is_refused_before_it_is_admitted() -> None:
     with pytest.raises(SamplerError) as raised:
         ask_colocate(VLLMColocateSampler(llm), pictured(5, RED))
     assert str(raised.value).startswith(
-        "rollout r0, turn 0: the engine received 6 prompt tokens, which are not the 4"
+        "rollout r0, turn 0: the engine received 6 prompt tokens, which differ from the 4"
     )
     assert llm.llm_engine.admitted == []
 
@@ -351,5 +353,5 @@ def test_a_media_token_drawn_in_this_process_is_an_error() -> None:
         output.outputs[0].logprobs[0] = {MEDIA: SimpleNamespace(logprob=-0.1)}
 
     llm = fake_vllm.llm(renderer=Renderer(), change=change)
-    with pytest.raises(SamplerError, match="a token was drawn that stands for an image"):
+    with pytest.raises(SamplerError, match="drew a token that stands for an image"):
         ask_colocate(VLLMColocateSampler(llm), pictured(5, RED))

@@ -115,7 +115,7 @@ def test_the_tags_around_the_text_before_calls_are_no_text() -> None:
 def test_text_that_a_template_moves_behind_the_result_does_not_refuse_the_result() -> None:
     verdicts = {verdict.kind: verdict for verdict in processor(TEXT_BEHIND).verdicts()}
     assert verdicts["tool"].appendable, verdicts["tool"].because
-    assert "the text beside a tool call" in verdicts["tool"].notes[0]
+    assert "the text of a tool call" in verdicts["tool"].notes[0]
 
 
 @pytest.mark.parametrize("key", ["a b", "a,b", "a'b", "é 日", "a=b"])

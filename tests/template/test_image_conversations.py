@@ -203,7 +203,8 @@ def test_the_report_says_for_which_roles_images_are_written(made: Made) -> None:
     assert found == roles.get(made.name, ("user", "tool", "system"))
     for role in ("tool", "system"):
         assert (role in found) != any(
-            f"writes no images in {role} messages: " in note for note in made.processor.report.notes
+            f"does not write images in {role} messages: " in note
+            for note in made.processor.report.notes
         )
 
 
@@ -231,7 +232,7 @@ def test_without_an_image_processor_an_image_is_refused(llava_made: Made) -> Non
     with pytest.raises(TemplateError) as raised:
         processor.opening([show(picture(1))])
     assert str(raised.value).startswith(
-        "the messages [user] have an image, and this processor writes text alone\nhint: "
+        "the messages [user] have an image, but this processor writes only text\nhint: "
     )
 
 

@@ -108,7 +108,9 @@ def test_media_tokens_are_counted_in_each_row() -> None:
     ids[1, 8], ids[0, 19] = 5, media  # as many as before in both rows together
     with pytest.raises(ImageError) as raised:
         made.model_inputs(ids, mask, rows)
-    assert str(raised.value) == ("row 0 has 17 tokens '<image>', and its 1 images have 16 features")
+    assert str(raised.value) == (
+        "row 0 has 17 tokens '<image>', but the row's 1 images have 16 features"
+    )
     mask[0, 19], ids[1, 8] = 0, media  # padding does not count
     made.model_inputs(ids, mask, rows)
 
@@ -194,11 +196,11 @@ def broken(change: Callable[[list[str]], list[str]]) -> Any:
         ),
         (
             lambda texts: [text.replace("<image>\n", "<image> \n") for text in texts],
-            "the text that Changed writes for an image depends on what is beside it: ",
+            "the text that Changed writes for an image depends on the text around the image: ",
         ),
         (
             lambda texts: [text if len(texts) == 1 else text[:-1] for text in texts],
-            "the text that Changed writes for an image depends on what is beside it: ",
+            "the text that Changed writes for an image depends on the text around the image: ",
         ),
     ],
     ids=["a BOS of its own", "a space before a newline", "other rows"],
@@ -220,7 +222,7 @@ def test_a_processor_that_raises_for_several_images_is_refused() -> None:
     with pytest.raises(TemplateError) as raised:
         ImageProcessor(broken(one_alone))
     assert str(raised.value).startswith(
-        "Changed does not take rows of images: OSError: one at a time\nhint: "
+        "Changed does not accept rows of images: OSError: one at a time\nhint: "
     )
 
 
@@ -275,7 +277,7 @@ def test_what_is_no_processor_of_images_is_refused() -> None:
     made = llava().processor
     made.image_token = "<other>"
     made.chat_template = None
-    with pytest.raises(TemplateError, match="LlavaProcessor takes no image: ") as raised:
+    with pytest.raises(TemplateError, match="LlavaProcessor does not accept images: ") as raised:
         ImageProcessor(made)
     assert raised.value.__cause__ is not None
 
@@ -308,7 +310,7 @@ def test_a_media_token_that_text_beside_it_changes_is_refused() -> None:
     token = tokenizers.AddedToken("<image>", lstrip=True, normalized=False, special=True)
     made.tokenizer.add_tokens([token], special_tokens=True)
     made.tokenizer.backend_tokenizer.add_special_tokens([token])
-    with pytest.raises(TemplateError, match="the text beside '<image>', which LlavaProcessor"):
+    with pytest.raises(TemplateError, match="writes '<image>' for images, and the text next to it"):
         ImageProcessor(made)
 
 

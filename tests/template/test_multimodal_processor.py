@@ -58,6 +58,6 @@ def test_a_processor_without_a_tokenizer_is_refused() -> None:
         with pytest.raises(TokenizerError) as raised:
             taking(object())
         assert str(raised.value) == (
-            "object is not a transformers tokenizer, and holds none\n"
-            "hint: pass the model's tokenizer, or a processor that has one as `tokenizer`"
+            "object is not a transformers tokenizer and does not have one\nhint: pass the "
+            "model's tokenizer, or a processor with the attribute `tokenizer`"
         )

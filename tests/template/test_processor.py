@@ -151,8 +151,9 @@ def test_the_report_says_what_qwen3_strips(qwen3: Any) -> None:
     report = ChatTemplateProcessor(qwen3, enable_thinking=False).report
     assert report.history_thinking == "stripped"
     assert report.notes == (
-        "the generation prompt's own '<think>\\n\\n</think>\\n\\n' is stripped from earlier turns",
-        "the thinking of an answer is stripped from earlier turns (kept where a tool message "
+        "the template removes the generation prompt's own '<think>\\n\\n</think>\\n\\n' from "
+        "earlier turns",
+        "the template removes the thinking from earlier turns (but keeps it when a tool message "
         "follows)",
     )
     default = ChatTemplateProcessor(qwen3).report
@@ -404,11 +405,12 @@ def test_a_tokenizer_without_template_is_refused() -> None:
 def test_an_increment_that_depends_on_the_history_is_refused() -> None:
     counted = CHATML.replace("'\n' + m.content", "'\n' + loop.index|string + m.content")
     assert error(ChatTemplateProcessor, tiny_tokenizer(counted)) == (
-        "what the template writes for [user] depends on the history: after [user, assistant, user, "
-        "assistant, user, assistant] it is not what it is after [user, assistant]: "
-        "'<|im_end|>\\n<|im_start|>user\\n7abutx0x<|im_end|>\\n<|im_start|>assistant\\n' against "
+        "the template's text for [user] depends on the history: after [user, assistant, user, "
+        "assistant, user, assistant] it differs from the text after [user, assistant]: "
+        "'<|im_end|>\\n<|im_start|>user\\n7abutx0x<|im_end|>\\n<|im_start|>assistant\\n' "
+        "against "
         "'<|im_end|>\\n<|im_start|>user\\n3abutx0x<|im_end|>\\n<|im_start|>assistant\\n'\n"
-        "hint: such a template cannot be appended to; pass another one: "
+        "hint: abut cannot append to such a template exactly; pass another one: "
         "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
@@ -433,10 +435,10 @@ def test_every_kind_of_history_is_tried(condition: str) -> None:
 def test_a_template_without_a_closing_control_token_is_refused() -> None:
     tokenizer = tiny_tokenizer(CHATML, "<|im_start|>")
     assert error(ChatTemplateProcessor, tokenizer) == (
-        "after the last answer the template writes '<|im_end|>\\n', which does not begin with a "
-        "control token of this tokenizer, so nothing says where a turn ends\n"
-        "hint: use the tokenizer that belongs to the template, or a template that closes each turn "
-        "with one added token"
+        "after the last answer the template writes '<|im_end|>\\n', which does not begin with "
+        "a control token of this tokenizer, so abut cannot tell where a turn ends\nhint: use "
+        "the tokenizer that belongs to the template, or a template that closes each turn with "
+        "one added token"
     )
 
 
@@ -447,9 +449,9 @@ def test_a_turn_closed_only_at_the_end_is_refused() -> None:
     )
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
         "before [user] the template does not close the turn with '<|im_end|>': it writes "
-        "'<|im_start|>userabutSaid<|im_start|>assistant'\n"
-        "hint: such a template cannot be appended to; pass another one: "
-        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+        "'<|im_start|>userabutSaid<|im_start|>assistant'\nhint: abut cannot append to such a "
+        "template exactly; pass another one: processor=ChatTemplateProcessor(tokenizer, "
+        "chat_template=…)"
     )
 
 
@@ -465,8 +467,8 @@ def test_an_answer_that_is_not_written_once_is_refused() -> None:
 def test_what_a_template_raises_is_said() -> None:
     template = "{{ raise_exception('no chats here') }}"
     assert error(ChatTemplateProcessor, tiny_tokenizer(template)) == (
-        "the template does not render [user, assistant]: TemplateError: no chats here\n"
-        "hint: use roles, keys and an order that the template takes, or pass another one: "
+        "the template cannot render [user, assistant]: TemplateError: no chats here\nhint: use "
+        "roles, keys and an order that the template accepts, or pass another template: "
         "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
@@ -495,7 +497,7 @@ def test_a_trimmed_content_that_is_only_whitespace_is_compared() -> None:
     processor = ChatTemplateProcessor(tiny_tokenizer(BRANCHING))
     assert "\na<|im_end|>" in text(processor.increment([user(" a ")]))
     assert "\n(nothing)<|im_end|>" in text(processor.increment([user("")]))
-    assert "so it cannot be replayed" in error(processor.increment, [user(" ")])
+    assert "so abut cannot append it exactly" in error(processor.increment, [user(" ")])
 
 
 ONLY_OTHERS = "(m.content if m.role == 'assistant' else m.content{})"
@@ -538,8 +540,8 @@ def test_other_changes_of_content_are_refused(change: str) -> None:
     template = CHATML.replace("m.content", ONLY_OTHERS.format(change))
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert processor.report.notes == (
-        "the template changes some user contents in a way that is not replayed: each one is "
-        "compared with the real render and refused where it differs",
+        "the template changes the content of some user messages: abut compares each one with "
+        "the real render and refuses it if the two differ",
     )
     assert processor.verdicts()[0].contents == ("compared",)
     for call in (processor.increment, processor.opening):
@@ -551,19 +553,20 @@ def test_the_text_of_a_changed_content() -> None:
     template = CHATML.replace("m.content", ONLY_OTHERS.format("|replace('q', 'kk')"))
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert error(processor.increment, [user(" q")]) == (
-        "the template changes a content of [user], so it cannot be replayed: "
-        "'\\n<|im_start|>user\\n q<|im_end|>\\n<|im_start|>assistant\\n' against "
-        "'\\n<|im_start|>user\\n kk<|im_end|>\\n<|im_start|>assistant\\n'\n"
-        "hint: give the messages the form that the template writes"
+        "the template changes the content of a message of [user], so abut cannot append it "
+        "exactly: '\\n<|im_start|>user\\n q<|im_end|>\\n<|im_start|>assistant\\n' against "
+        "'\\n<|im_start|>user\\n kk<|im_end|>\\n<|im_start|>assistant\\n'\nhint: pass the "
+        "content as the template writes it"
     )
     assert error(processor.opening, [user("q"), assistant("q")]) == (
         "the template changes the content of message 0 (user): "
         "'<|im_start|>user\\nq<|im_end|>\\n<|im_start|>assistant\\nabutx1x<|im_end|>\\n"
-        "<|im_start|>assistant\\n' against "
+        "<|im_start|>assistant\\n' "
+        "against "
         "'<|im_start|>user\\nkk<|im_end|>\\n<|im_start|>assistant\\nabutx1x<|im_end|>\\n"
         "<|im_start|>assistant\\n'\n"
-        "hint: give the message the form that the template writes (an earlier assistant message "
-        "without its thinking)"
+        "hint: pass the content as the template writes it (for example, an earlier assistant "
+        "message without its thinking)"
     )
 
 
@@ -583,11 +586,11 @@ def test_thinking_stripped_from_the_prompt_s_history_is_refused(qwen3: Any) -> N
 def test_a_content_that_the_template_drops_is_refused() -> None:
     template = CHATML.replace("messages %}", "messages if m.role != 'tool' %}")
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
-    assert processor.report.notes == ("the template takes no tool messages",)
+    assert processor.report.notes == ("the template does not accept tool messages",)
     assert error(processor.increment, [tool()]) == (
-        "the template does not write the content of message 0 (tool)\n"
-        "hint: use messages whose roles and content types the template knows, or pass another "
-        "template: processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+        "the template does not write the content of message 0 (tool)\nhint: use roles and "
+        "content types that the template supports, or pass another template: "
+        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -601,7 +604,7 @@ def test_one_more_turn_is_refused_where_the_turn_before_it_would_end_otherwise()
     template = CHATML.replace("<|im_end|>\n'", f"' + {end} + '\n'")
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert processor.increment([user("a")])
-    assert "hint: send a message between the two" in error(processor.increment, [])
+    assert "hint: send a message between the two turns" in error(processor.increment, [])
 
 
 def test_messages_that_are_no_messages_are_refused(tiny: Any) -> None:
@@ -635,7 +638,8 @@ def test_a_first_turn_unlike_the_others_has_no_system_block() -> None:
     )
     processor = ChatTemplateProcessor(tiny_tokenizer(template))
     assert error(processor.init_system_input, "S").startswith(
-        "the first user turn is not written like the later ones, so there is no system block alone"
+        "the template writes the first user turn differently, so the system block cannot be "
+        "written alone"
     )
 
 
@@ -727,9 +731,8 @@ def test_a_text_processor_needs_an_eos_token(tiny: Any) -> None:
     tokenizer = tiny_tokenizer(CHATML)
     tokenizer.eos_token = None
     assert error(as_parts_processor, Plain(), tokenizer) == (
-        "the tokenizer '' has no EOS token, so nothing says where a turn ends\n"
-        "hint: set tokenizer.eos_token to the token that closes a turn, or use "
-        "ChatTemplateProcessor"
+        "the tokenizer '' has no EOS token, so abut cannot tell where a turn ends\nhint: set "
+        "tokenizer.eos_token to the token that closes a turn, or use ChatTemplateProcessor"
     )
 
 
@@ -751,12 +754,12 @@ def test_a_text_processor_refuses_other_openings(
 def test_a_text_processor_refuses_other_increments(tiny: Any) -> None:
     processor = as_parts_processor(Plain(), tiny)
     assert error(processor.increment, [tool()]) == (
-        "a processor with only the three text methods takes [user] here, not [tool]\n"
-        "hint: use ChatTemplateProcessor, which takes every role that the template knows"
+        "a processor with only the three text methods accepts [user] here, not [tool]\nhint: "
+        "use ChatTemplateProcessor, which accepts every role that the template supports"
     )
     assert error(processor.increment, [user([{"type": "text", "text": "a"}])]) == (
-        "message 0 (user): content=[{'type': 'text', 'text': 'a'}] is not a string\n"
-        "hint: write the text itself"
+        "message 0 (user): content=[{'type': 'text', 'text': 'a'}] is not a string\nhint: pass "
+        "the text itself"
     )
 
 
@@ -765,25 +768,25 @@ def test_a_text_processor_refuses_other_increments(tiny: Any) -> None:
     [
         (
             lambda prompt: f"U {prompt.strip()} A",
-            "append_user_input changes its prompt, or what it writes around it: "
-            "'U  hi  A' against 'U hi A'\n"
-            "hint: write the prompt as it is, with the same text around it every time",
+            "append_user_input changes its prompt, or the text around it depends on the "
+            "prompt: 'U  hi  A' against 'U hi A'\nhint: write the prompt unchanged, and always "
+            "the same text around it",
         ),
         (
             lambda prompt: "U",
-            "append_user_input writes its prompt 0 times, not once\n"
-            "hint: write the prompt as it is, once",
+            "append_user_input writes its prompt 0 times, not once\nhint: write the prompt "
+            "unchanged, once",
         ),
         (
             lambda prompt: None,
-            "append_user_input returned None, not a string\n"
-            "hint: return the text that stands for the message",
+            "append_user_input returned None, not a string\nhint: return the text of the "
+            "message with its markup",
         ),
         (
             lambda prompt: "<|im_end|>\n" + prompt,
-            "append_user_input begins with '<|im_end|>', but the turn before it is closed "
-            "already\nhint: begin with what stands between a closed turn and the next, for ChatML "
-            '"\\n<|im_start|>user\\n"',
+            "append_user_input begins with '<|im_end|>', but the turn before it is already "
+            "closed\nhint: begin with the text between a closed turn and the next one; in "
+            'ChatML it is "\\n<|im_start|>user\\n"',
         ),
     ],
 )

@@ -25,12 +25,12 @@ from tests.kit.data.public_calls import (
 )
 
 REFUSED = {
-    "llama_cpp/MiniMax-M3": "no tool call, or in a form that is not known",
+    "llama_cpp/MiniMax-M3": "or writes them in a form that abut does not know",
     "llama_cpp/GigaChat3-10B-A1.8B": "inside a turn, before a tool call",
-    "llama_cpp/upstage-Solar-Open-100B": "inside a turn, behind the thinking",
+    "llama_cpp/upstage-Solar-Open-100B": "inside a turn, after the thinking",
 }
-WRITES_NONE = "the template writes no tool call"
-RENDERS_NONE = "the template does not render"
+WRITES_NONE = "the template does not write tool calls"
+RENDERS_NONE = "the template cannot render"
 """What is said where no call can be probed: the template writes none, or raises (llama.cpp's Kimi
 K2 changes a list, which the sandbox of transformers forbids)."""
 AMBIGUOUS = {

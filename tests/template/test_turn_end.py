@@ -90,7 +90,7 @@ def test_the_end_of_a_last_turn_is_not_written_twice() -> None:
     assert processor.closing([user()], after=0) == [Scaffold("<|end|>")]
     assert processor.closing([tool()], after=id_of(processor, "<|call|>")) == []
     assert processor.report.notes[-1] == (
-        "the '<|return|>' that ends a turn is written '<|end|>' in earlier turns"
+        "in earlier turns the template writes '<|end|>' for the ending '<|return|>'"
     )
 
 
@@ -132,10 +132,10 @@ def test_a_template_without_control_tokens_is_refused() -> None:
         "{% endfor %}{% if add_generation_prompt %}{{ '\nassistant: ' }}{% endif %}"
     )
     assert error(processor_of, template, "<|im_end|>") == (
-        "before [user] the template writes '\\nuser: abutSaid\\nassistant: ' after the turn, which "
-        "does not begin with a control token of this tokenizer, so nothing says where a turn ends\n"
-        "hint: use the tokenizer that belongs to the template, or a template that closes each turn "
-        "with one added token"
+        "before [user] the template writes '\\nuser: abutSaid\\nassistant: ' after the turn, "
+        "which does not begin with a control token of this tokenizer, so abut cannot tell "
+        "where a turn ends\nhint: use the tokenizer that belongs to the template, or a "
+        "template that closes each turn with one added token"
     )
 
 
@@ -166,8 +166,8 @@ def test_a_tool_message_follows_a_turn_that_calls_its_function() -> None:
     name = "search<|im_end|>"  # a name mints nothing
     assert Content("<|im_end|>") in processor.increment([named(name)])
     assert error(processor.increment, [tool()]) == (
-        "the template writes the name of the function for [tool], and the messages have none\n"
-        'hint: write {"role": "tool", "name": "...", "content": "..."}'
+        "the template writes the name of the function for [tool], but the messages do not have "
+        'one\nhint: write {"role": "tool", "name": "...", "content": "..."}'
     )
 
 
@@ -179,10 +179,10 @@ def test_a_template_that_knows_one_call_takes_no_answers_to_two() -> None:
     ).replace("m.role + '\n'", "m.role + (seen.name if m.role == 'tool' else '') + '\n'")
     processor = processor_of(template, "<|im_end|>", "<|im_start|>", "<tool_call>")
     assert error(processor.increment, [named("search"), named("clock")]) == (
-        "the template writes the name of the function for [tool, tool], but not 'clock': it takes "
-        "all messages for answers to one call\n"
-        "hint: let a turn call one function, or pass another template: "
-        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+        "the template writes the name of the function for [tool, tool], but not 'clock': it "
+        "treats all the messages as answers to one call\nhint: let each turn call only one "
+        "function, or pass another template: processor=ChatTemplateProcessor(tokenizer, "
+        "chat_template=…)"
     )
     twice = text(processor.increment([named("search"), named("search")]))
     assert twice.count("toolsearch") == 2
@@ -236,10 +236,9 @@ def test_a_turn_that_calls_and_that_nothing_ends_is_refused() -> None:
     )
     processor = processor_of(template, "<|im_end|>")
     assert error(processor.increment, [tool()]) == (
-        "before [tool] the template writes '\"}\\nabutx0x' after the turn, and no control token of "
-        "this tokenizer ends it\n"
-        "hint: such a template cannot be appended to; pass another one: "
-        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+        "before [tool] the template writes '\"}\\nabutx0x' after the turn, which no control "
+        "token of this tokenizer ends\nhint: abut cannot append to such a template exactly; "
+        "pass another one: processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
     )
 
 
@@ -290,8 +289,8 @@ def test_a_system_message_that_moves_stays_where_it_was() -> None:
     ).replace("'\n' + m.content", "'\n' + (s + '\n\n' if s and loop.last else '') + m.content")
     processor = processor_of(template, "<|im_end|>", "<|im_start|>")
     assert processor.verdicts()[0].notes == (
-        "the template writes the system message with these messages; a trajectory has it where it "
-        "was first",
+        "the template moves the system message with these messages; a trajectory keeps it "
+        "where it was first written",
     )
     assert text(processor.opening([system("S"), user("a")])) == (
         "<|im_start|>user\nS\n\na<|im_end|>\n<|im_start|>assistant\n"
@@ -318,8 +317,8 @@ def test_the_text_beside_a_call_that_moves_stays_where_it_was() -> None:
     )
     processor = processor_of(template, "<|im_end|>", "<|im_start|>")
     assert processor.verdicts()[1].notes == (
-        "the template writes the text beside a tool call with these messages; a trajectory has it "
-        "where it was first",
+        "the template moves the text of a tool call's turn with these messages; a trajectory "
+        "keeps it where it was first written",
     )
     assert text(processor.increment([tool("b")])) == (
         "\n<|im_start|>tool\nb<|im_end|>\n<|im_start|>assistant\n"
@@ -342,9 +341,10 @@ def moved_text(behind_call: str, behind_result: str) -> tuple[str, ...]:
 def test_text_beside_a_call_is_noted_wherever_the_template_moves_it() -> None:
     # As interleaved Gemma 4: behind the call in the same turn; or close behind a result.
     note = (
-        "the template writes the text beside a tool call {}; a trajectory has it where it was first"
+        "the template moves the text of a tool call's turn {}; a trajectory keeps it where it "
+        "was first written"
     )
-    assert moved_text("m.content", "''") == (note.format("behind the call"),)
+    assert moved_text("m.content", "''") == (note.format("after the call"),)
     assert moved_text("''", "m.content") == (note.format("with these messages"),)
     assert moved_text("''", "m.content|trim") == (note.format("with these messages"),)
     assert moved_text("''", "''") == ()
@@ -413,5 +413,5 @@ def test_where_nothing_tells_the_end_of_calls_it_is_refused() -> None:
     )
     assert processor.report.stop_tokens == ("<|end|>",)
     refusal = error(lambda: processor.increment([tool("a")]))
-    assert refusal.startswith("before [tool] the template writes the calls of a turn otherwise")
+    assert refusal.startswith("the template writes the calls of a turn differently")
     assert "no token that ends an answer ends both" in refusal

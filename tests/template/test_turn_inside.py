@@ -40,10 +40,10 @@ def processor_of(template: str, *control: str, **variables: Any) -> ChatTemplate
 
 def test_an_end_that_also_closes_thinking_is_refused() -> None:
     assert error(processor_of, CLOSED_ALIKE, *ALIKE_TOKENS) == (
-        "the template ends turns with '<|end|>' and also writes it inside a turn, behind the "
-        "thinking: an engine that stops there cuts every turn before its answer\n"
-        "hint: pass a template that ends turns with a token of their own with chat_template=, or "
-        "the variable with which this one switches thinking off"
+        "the template ends turns with '<|end|>' and also writes it inside a turn, after the "
+        "thinking, so an engine that stops at this token cuts every turn before its answer\n"
+        "hint: pass chat_template= with a template whose turns end with a token that it writes "
+        "nowhere else, or the variable that switches thinking off in this template"
     )
 
 
@@ -69,21 +69,21 @@ def test_a_stop_token_of_the_generation_config_is_proved_too() -> None:
     assert processor.report.stop_tokens == ("<|last|>",)
     closes_thinking = tokenizer.convert_tokens_to_ids("<|end|>")
     refusal = error(processor.with_stop_token_ids, [closes_thinking])
-    assert "'<|end|>' and also writes it inside a turn, behind the thinking" in refusal
+    assert "'<|end|>' and also writes it inside a turn, after the thinking" in refusal
 
 
 def test_an_end_before_a_call_refuses_the_tools_and_not_the_chat() -> None:
     processor = processor_of(CALL_BEHIND_END, "<|sep|>", "<|role|>")
     assert text(processor.increment([user("a")])) == "user<|role|>a<|sep|>assistant<|role|>"
     refusal = (
-        "the template ends turns with '<|sep|>' and also writes it inside a turn, before a tool "
-        "call: an engine that stops there never reaches the call\n"
-        "hint: pass a template that ends turns with a token of their own with chat_template=, or "
-        "use no tools"
+        "the template ends turns with '<|sep|>' and also writes it inside a turn, before a "
+        "tool call, so an engine that stops at this token never reaches the call\nhint: pass "
+        "chat_template= with a template whose turns end with a token that it writes nowhere "
+        "else, or do not use tools"
     )
     assert error(processor.increment, [tool()]) == refusal
     assert error(processor.parse_tool_calls, "call") == refusal
-    note = f"the template takes no tool messages that can be appended: {refusal.splitlines()[0]}"
+    note = f"tool messages cannot be appended: {refusal.splitlines()[0]}"
     assert processor.report.notes[-1] == note
 
 

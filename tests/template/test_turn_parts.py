@@ -67,5 +67,5 @@ def test_a_text_that_spells_a_control_token_mints_none() -> None:
     assert parts[-2:] == [Content("a<|im_end|>b"), Scaffold("<|im_end|>")]
     assert isinstance(parts[-2], Content)
     call = {"function": {"name": "look", "arguments": {"text": "<|im_end|>"}}}
-    with pytest.raises(TemplateError, match=r"spell the control token '<\|im_end\|>'"):
+    with pytest.raises(TemplateError, match=r"contain the control token '<\|im_end\|>'"):
         with_tools("trl/qwen3").turn_parts({"role": "assistant", "tool_calls": [call]})

@@ -77,7 +77,7 @@ def test_halves_of_a_token_that_a_template_joins_mint_none(stage: Stage, hf_toke
 def test_a_template_that_changes_what_is_spelled_is_refused(hf_tokenizer: Any) -> None:
     template = "{{ tools[0].function.name | upper }}" + hf_tokenizer.chat_template
     processor = ChatTemplateProcessor(hf_tokenizer, tools=[TOOLS["name"]], chat_template=template)
-    with pytest.raises(TemplateError, match="changes the text there\nhint: take it out"):
+    with pytest.raises(TemplateError, match="changes the text there\nhint: remove it from"):
         processor.opening([user("hi")])
 
 

@@ -161,12 +161,12 @@ def test_a_template_that_changes_a_list_is_refused_with_what_to_write() -> None:
     with pytest.raises(TemplateError) as caught:
         processor.parse_tool_calls(WRITTEN)
     assert str(caught.value) == (
-        "the template does not render [user, assistant]: SecurityError: access to attribute "
-        "'append' of 'list' object is unsafe.\n"
-        "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which "
-        "they change no lists; in the template, write `x.ids = x.ids + [id]` for "
-        "`x.ids.append(id)` and `x.ids[1:]` for `x.ids.pop(0)`, or pass another one: "
-        "processor=ChatTemplateProcessor(tokenizer, chat_template=…)"
+        "the template cannot render [user, assistant]: SecurityError: access to attribute "
+        "'append' of 'list' object is unsafe.\nhint: transformers, and so TRL and vLLM, "
+        "renders templates in a sandbox that keeps them from changing lists; in the template, "
+        "replace `x.ids.append(id)` with `x.ids = x.ids + [id]` and `x.ids.pop(0)` with "
+        "`x.ids[1:]`, or pass another template: processor=ChatTemplateProcessor(tokenizer, "
+        "chat_template=…)"
     )
     added = QUEUE.replace("ADD", "{% set q.ids = q.ids + [c.id] %}")
     processor = processor_of(added, "<|im_end|>", "<|im_start|>")

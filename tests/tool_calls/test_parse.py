@@ -168,9 +168,9 @@ def test_a_template_without_tool_calls_is_refused(hf_tokenizer: Any, name: str) 
     with pytest.raises(TemplateError) as caught:
         tool_call_parser(tokenizer, renderer(tokenizer))
     assert str(caught.value) == (
-        "the template writes no tool call, or in a form that is not known\n"
-        "hint: use the template of a model that calls tools, or set the tokenizer's "
-        "response_template, with which transformers parses its answers"
+        "the template does not write tool calls, or writes them in a form that abut does not "
+        "know\nhint: use the template of a model that calls tools, or set the tokenizer's "
+        "response_template, so that transformers can parse its answers"
     )
 
 
@@ -273,33 +273,33 @@ def test_calls_as_models_write_them(
 
 
 HERMES = [
-    ("{bad}", "character 12: no JSON: Expecting property name enclosed in double quotes"),
+    ("{bad}", "character 12: not JSON: Expecting property name enclosed in double quotes"),
     ("", "character 11: expected a JSON object"),
     ("[1]", "character 11: a call is a JSON object, not list"),
-    ('{"name": "f"', "character 23: no JSON: Expecting ',' delimiter"),
+    ('{"name": "f"', "character 23: not JSON: Expecting ',' delimiter"),
     ('{"name": "f}', "character 11: the JSON value is not closed"),
     ('{"arguments": {}}', "character 11: the call has no name"),
     ('{"name": ""}', "character 11: the call has no name"),
     ('{"name": "f", "arguments": [1]}',
-     "character 11: the arguments are no JSON object but list"),
+     "character 11: the arguments are not a JSON object but list"),
     ('{"name": "f", "arguments": "x"}',
-     "character 11: the arguments are a string that is no JSON: Expecting value: line 1 column 1 "
-     "(char 0)"),
+     "character 11: the arguments are a string that is not JSON: Expecting value: line 1 "
+     "column 1 (char 0)"),
     ('{"name": "f", "arguments": {}, "parameters": {}}',
      "character 11: the call has both arguments and parameters"),
-    ('{"name": "f", "arguments": {"a": NaN}}', "character 11: no JSON: NaN is no JSON number"),
+    ('{"name": "f", "arguments": {"a": NaN}}', "character 11: not JSON: NaN is not a JSON number"),
     ('{"name": "f", "arguments": {"a": -Infinity}}',
-     "character 11: no JSON: -Infinity is no JSON number"),
+     "character 11: not JSON: -Infinity is not a JSON number"),
     ('{"name": "f", "arguments": {"a": 1e999}}',
-     "character 11: no JSON: the number 1e999 is out of range"),
+     "character 11: not JSON: the number 1e999 is out of range"),
     ('{"name": "f", "arguments": {"a": 1, "a": 2}}',
-     "character 11: no JSON: the key 'a' stands twice in one object"),
+     "character 11: not JSON: the key 'a' appears twice in one object"),
     ('{"name": "f", "arguments": {"a": "\\ud83d"}}',
-     "character 11: no JSON: it holds half of a surrogate pair"),
+     "character 11: not JSON: it holds half of a surrogate pair"),
     ("{" * 2000 + "}" * 2000,
-     "character 12: no JSON: Expecting property name enclosed in double quotes"),
+     "character 12: not JSON: Expecting property name enclosed in double quotes"),
     ('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
-     "character 11: no JSON: it is nested too deeply"),
+     "character 11: not JSON: it is nested too deeply"),
     ('{"name": "f"} then', "character 25: expected </tool_call>"),
 ]  # fmt: skip
 
@@ -326,7 +326,7 @@ MALFORMED = [
     ("qwen3_coder", "<tool_call><function=></function></tool_call>",
      "character 21: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter>"
-     "</function></tool_call>", "character 49: the parameter 'a' stands twice in one call"),
+     "</function></tool_call>", "character 49: the parameter 'a' appears twice in one call"),
     ("qwen3_coder", "<tool_call><function= ></function></tool_call>",
      "character 22: the call has no name"),
     ("qwen3_coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>",
@@ -341,14 +341,18 @@ MALFORMED = [
     ("llama3", '{"name": "f", "parameters": ', "character 0: the JSON value is not closed"),
     ("llama3", '{"name": 3, "parameters": {}}', "character 0: the call has no name"),
     ("mistral", "[TOOL_CALLS]f{}", "character 13: expected [ARGS]"),
-    ("mistral", "[TOOL_CALLS]f[ARGS][]", "character 19: the arguments are no JSON object but list"),
+    (
+        "mistral",
+        "[TOOL_CALLS]f[ARGS][]",
+        "character 19: the arguments are not a JSON object but list",
+    ),
     ("mistral", "[TOOL_CALLS][1]", "character 13: a call is a JSON object, not int"),
     ("mistral", "[TOOL_CALLS]a[ARGS]oops", "character 19: expected a JSON object"),
     ("mistral", '[TOOL_CALLS] {"name": " "}', "character 13: expected ["),
     ("harmony", "to=functions.f<|message|>x", "character 25: expected a JSON object"),
     ("harmony", "to=functions.<|message|>{}", "character 13: the call has no name"),
     ("harmony", "to=functions.f<|message|>[]",
-     "character 25: the arguments are no JSON object but list"),
+     "character 25: the arguments are not a JSON object but list"),
 ]  # fmt: skip
 
 
@@ -613,8 +617,8 @@ def test_a_function_is_no_schema() -> None:
     with pytest.raises(TypeError) as caught:
         parse_tool_calls("", format="glm", tools=[{"name": "f"}, len])
     assert str(caught.value) == (
-        "tools[1] is no JSON schema but builtin_function_or_method\n"
-        "hint: transformers.utils.get_json_schema makes the schema of a function"
+        "tools[1] is not a JSON schema but builtin_function_or_method\nhint: "
+        "transformers.utils.get_json_schema returns the schema of a function"
     )
 
 

@@ -79,9 +79,9 @@ def test_a_prompt_without_the_tools_is_refused(hf_tokenizer: Any) -> None:
     with pytest.raises(TemplateError) as refused:
         ToolAnswers(processor(hf_tokenizer, SHOWN + CHATML, tools=None), TOOLS)
     assert str(refused.value) == (
-        "the prompt shows the policy none of its tools: add, größe\n"
-        "hint: leave processor= out, or make it with the tools: "
-        "ChatTemplateProcessor(tokenizer, tools=env.tools); its template must write them"
+        "the prompt does not show the policy any of its tools: add, größe\nhint: leave "
+        "processor= out, or pass it the tools: ChatTemplateProcessor(tokenizer, "
+        "tools=env.tools); its template must write tools"
     )
     escaped = SHOWN.replace(
         "tools | tojson", "(tools[1].function.name | tojson(ensure_ascii=true))"
@@ -103,7 +103,7 @@ def test_a_processor_that_writes_no_results_is_refused(hf_tokenizer: Any) -> Non
     with pytest.raises(TemplateError) as refused:
         ToolAnswers(as_parts_processor(Text(), hf_tokenizer), TOOLS)
     assert str(refused.value) == (
-        "what a tool returns cannot be written: a processor with only the three text methods "
-        "takes [user] here, not [tool]\n"
-        "hint: use ChatTemplateProcessor with a template that takes messages of the role 'tool'"
+        "the processor cannot write the result of a tool: a processor with only the three text "
+        "methods accepts [user] here, not [tool]\nhint: use ChatTemplateProcessor with a "
+        "template that accepts messages of the role 'tool'"
     )

@@ -509,8 +509,9 @@ def test_a_class_that_asks_for_signals_is_told_what_bounds_it(
         play(from_environment_factory(Alarmed, format="hermes"), guessed(5), "done")
     (record,) = [r for r in caplog.records if r.name == "abut.tools.toolbox"]
     assert record.getMessage().endswith(
-        "hint: a tool does not run on the main thread, so it gets no signals; "
-        "abut.trl.from_environment_factory(timeout_s=…) bounds the calls of a turn"
+        "hint: a tool does not run on the main thread, so it cannot use signals; "
+        "abut.trl.from_environment_factory(timeout_s=…) limits how long the calls of a "
+        "turn may take"
     )
 
 
@@ -637,12 +638,13 @@ def test_without_get_reward_there_is_no_score(play: Any) -> None:
     assert rollout.reward is None
     assert rollout.messages[2]["content"] == "ab"
     assert play(source, call("show"), "Done.").error == (
-        "EnvError: a tool or reset returned a list that is not one of text and image blocks\n"
-        'hint: return a text, or [{"type": "image", "image": picture}, …]'
+        "EnvError: a tool or reset returned a list whose items are not text or image blocks\n"
+        'hint: return a string, or [{"type": "image", "image": picture}, …]'
     )
     assert play(source, call("film"), "Done.").error == (
-        "EnvError: a tool or reset returned content of the type 'video', and abut takes no video\n"
-        "hint: send single frames of it as images"
+        "EnvError: a tool or reset returned content of type 'video', but abut does not accept "
+        "video\n"
+        "hint: send single frames of the video as images"
     )
 
 
@@ -662,5 +664,6 @@ def test_what_is_no_environment_is_refused() -> None:
     with pytest.raises(ValueError, match="no tools") as refused:
         from_environment_factory(NoTools)
     assert str(refused.value) == (
-        "NoTools has no tools\nhint: its public methods, reset and get_reward excepted"
+        "NoTools has no tools\nhint: add a public method; each one except reset and get_reward "
+        "is a tool"
     )

@@ -34,19 +34,25 @@ def test_settings_are_taken() -> None:
     [
         ({"command": "a", "url": "http://h"}, "has both command and url\nhint: "),
         ({}, "has neither command nor url\nhint: "),
-        ({"command": "a", "args": ["b"]}, "unknown key 'args'\nhint: \"command\": ["),
+        ({"command": "a", "args": ["b"]}, "unknown key 'args'\nhint: put them into \"command\": ["),
         ({"command": "a", "cwd": "/"}, "unknown key 'cwd'\nhint: the keys are command, url, "),
-        ({"command": "a", "session": "batch"}, "session='batch'\nhint: 'rollout': "),
-        ({"command": ""}, "command must be a text or a list of texts\nhint: "),
-        ({"command": ["a", 1]}, "command must be a text or a list of texts\nhint: "),
+        (
+            {"command": "a", "session": "batch"},
+            "session='batch': must be 'rollout' or 'shared'\nhint: ",
+        ),
+        ({"command": ""}, "command must be a string or a list of strings\nhint: "),
+        ({"command": ["a", 1]}, "command must be a string or a list of strings\nhint: "),
         ({"command": "a", "headers": {}}, "headers without url\nhint: "),
         ({"url": "http://h", "env": {}}, "env without command\nhint: "),
-        ({"command": "a", "env": {"A": 1}}, "env must be a dict of texts\nhint: "),
-        ({"command": "a", "prefix": "a b"}, "prefix='a b'\nhint: letters"),
+        ({"command": "a", "env": {"A": 1}}, "env must be a dict from strings to strings\nhint: "),
+        (
+            {"command": "a", "prefix": "a b"},
+            "prefix='a b': not allowed in the name of a tool\nhint: use letters",
+        ),
         ({"command": "a", "tools": "one"}, "tools='one': must be a list of names\nhint: "),
         ({"command": "a", "tools": []}, "tools=[]: must be a list of names\nhint: "),
-        ({"url": "host/mcp"}, "url='host/mcp': must be http://"),
-        ({"url": 8000}, "url must be a text, got int\nhint: "),
+        ({"url": "host/mcp"}, "url='host/mcp': an address starts with http://"),
+        ({"url": 8000}, "url must be a string, got int\nhint: "),
         ({"url": "http://h", "headers": {"K": "a\nb"}}, "the header 'K' cannot be sent"),
         ("mcp-server", "must be a dict, got str\nhint: "),
     ],
@@ -58,11 +64,11 @@ def test_a_wrong_setting_is_named(settings: Any, said: str) -> None:
 
 
 def test_servers_have_names() -> None:
-    with pytest.raises(ValueError, match="must be a dict of servers by name\nhint: "):
+    with pytest.raises(ValueError, match="must be a dict from names to servers\nhint: "):
         checked_servers([{"command": "a"}])  # type: ignore[arg-type]
 
 
 def test_a_password_is_never_repeated() -> None:
-    with pytest.raises(ValueError, match="and an Authorization header too") as raised:
+    with pytest.raises(ValueError, match="and you also pass an Authorization header") as raised:
         checked_servers({"x": {"url": "http://u:secret@h", "headers": {"Authorization": "Basic"}}})
     assert "secret" not in str(raised.value)

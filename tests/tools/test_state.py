@@ -100,7 +100,7 @@ def test_methods_and_functions_may_not_share_a_name() -> None:
         abut.tool_env([put], state=Cart, reward=len)
     with pytest.raises(TypeError, match="state must be a class, got Cart\nhint: "):
         abut.tool_env(state=Cart(1), reward=len)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="tool_env got no tool\nhint: "):
+    with pytest.raises(ValueError, match="tool_env got no tools\nhint: "):
         abut.tool_env(reward=len)
 
 

@@ -250,7 +250,7 @@ def test_an_exception_is_told(play: Any, function: Any) -> None:
 def test_an_unknown_name_is_told_and_never_repeated_as_a_name(play: Any) -> None:
     rollout = play([add, say], call(HOSTILE) + call("add", a=1, b=1), "Done.").one
     assert_done(rollout)
-    text = json.dumps({"error": f"There is no tool {HOSTILE!r}. Tools: add, say"})
+    text = json.dumps({"error": f"The tool {HOSTILE!r} does not exist. Tools: add, say"})
     assert told(rollout) == [("error", text), ("add", "2")]
 
 
@@ -514,10 +514,9 @@ def test_a_reward_that_names_a_missing_column_ends_training_at_once(play: Any) -
     with pytest.raises(ValueError, match="anwser") as raised:
         play([add], "ok", reward=reward, task={"columns": {"prompt": "p", "answer": 4}})
     assert str(raised.value) == (
-        "the reward function reward needs the column 'anwser', which the row of prompt 0 does not "
-        "have; its columns: 'prompt', 'answer'\n"
-        "hint: add the column to the dataset, or prompt[-1]['row']['anwser'], or give the "
-        "parameter a default"
+        "the reward function reward needs the column 'anwser', but the row of prompt 0 only "
+        "has the columns: 'prompt', 'answer'\nhint: add the column to the dataset, or set "
+        "prompt[-1]['row']['anwser'], or give the parameter a default"
     )
 
 
@@ -600,12 +599,12 @@ def wrong(*functions: Any, **settings: Any) -> str:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    assert wrong() == "tool_env got no tool\nhint: tool_env([search, …])"
+    assert wrong() == "tool_env got no tools\nhint: tool_env([search, …])"
     assert wrong(add, add) == "two tools have the name 'add'\nhint: rename one of them"
     assert wrong(undocumented) == (
-        "undocumented cannot be a tool: Cannot generate JSON schema for undocumented because it "
-        "has no docstring!\n"
-        "hint: give each parameter a type hint, and a line under `Args:` in the docstring"
+        "undocumented cannot be a tool: Cannot generate JSON schema for undocumented because "
+        "it has no docstring!\nhint: give each parameter a type hint and a line under `Args:` "
+        "in the docstring"
     )
     assert wrong(add, reward=1.0) == (
         "reward must be a function of the messages, got float\n"
@@ -633,6 +632,6 @@ def test_a_processor_that_reads_no_calls_is_refused() -> None:
     with pytest.raises(TypeError) as raised:
         abut.tool_env([add], reward=length).bind(Plain())  # type: ignore[arg-type]
     assert str(raised.value) == (
-        "Plain has no parse_tool_calls, so nothing reads what the policy calls\n"
-        'hint: leave processor= out, or say format="hermes"'
+        "Plain has no parse_tool_calls, so abut cannot read the policy's tool calls\nhint: "
+        'leave processor= out, or name the format: format="hermes"'
     )

@@ -117,9 +117,9 @@ class ForTRL:
 
 
 REMOVED = {
-    "a default": (Optional, "Optional.reset takes the column 'level'"),
-    "all": (env(Everything, got=[]), "Everything.reset takes the column 'level'"),
-    "a class for TRL": (ForTRL, "ForTRL.reset takes the column 'level'"),
+    "a default": (Optional, "Optional.reset needs the column 'level'"),
+    "all": (env(Everything, got=[]), "Everything.reset needs the column 'level'"),
+    "a class for TRL": (ForTRL, "ForTRL.reset needs the column 'level'"),
     "the route": ({"a": Talk}, "the dataset has a column 'environment'"),
     "the seed": (Talk, "the dataset has a column 'seed'"),
 }

@@ -62,8 +62,8 @@ def test_the_columns_of_a_row_are_in_its_prompt(messages: Any, row: Any, expecte
 @pytest.mark.parametrize(
     ("column", "held", "said"),
     [
-        ("videos", [{"bytes": b"", "path": None}], "abut takes no video"),
-        ("audio", {"array": [0.0], "sampling_rate": 1}, "abut takes no audio"),
+        ("videos", [{"bytes": b"", "path": None}], "abut does not accept video"),
+        ("audio", {"array": [0.0], "sampling_rate": 1}, "abut does not accept audio"),
         ("videos", ["clip.mp4", None], None),
         ("audio", 3, None),
     ],
@@ -90,8 +90,8 @@ def test_media_that_no_prompt_would_show_are_refused(column: str, held: Any, sai
             {},
             "the row has 0 images, but the messages have 1 blocks for them\nhint:",
         ),
-        ([user("a")], {"image": "https://a.example"}, "abut fetches no images"),
-        ([shows(block(b"no"))], {}, "2 bytes are no image that abut reads"),
+        ([user("a")], {"image": "https://a.example"}, "abut does not download images"),
+        ([shows(block(b"no"))], {}, "2 bytes are not an image in a format that abut reads"),
         ([{"role": "system", "content": "s"}], {"image": ONE}, "but the prompt has no user"),
     ],
 )

@@ -170,7 +170,9 @@ def test_a_sampler_that_takes_no_images_is_refused(tmp_path: Path) -> None:
     sampler = ScriptedSampler(lambda request: [5])
     with pytest.raises(TypeError) as raised:
         ImageRun("llava", tmp_path, prompts=["three"] * 4, make={"sampler": sampler}).train()
-    assert "has images, and ScriptedSampler takes none\nhint: sample with a" in str(raised.value)
+    assert "has images, but ScriptedSampler does not accept images\nhint: use a sampler" in str(
+        raised.value
+    )
 
 
 @pytest.fixture

@@ -207,8 +207,8 @@ def test_the_first_exception_of_a_tool_is_logged_and_all_are_counted(
     assert said.startswith("the tool alarmed raised ValueError: signal only works in main thread")
     assert "in alarmed\n    signal.signal(" in said
     assert said.endswith(
-        "hint: a tool does not run on the main thread, so it gets no signals; "
-        "abut.tool_env(timeout_s=…) bounds the calls of a turn"
+        "hint: a tool does not run on the main thread, so it cannot use signals; "
+        "abut.tool_env(timeout_s=…) limits how long the calls of a turn may take"
     )
     logged: dict[str, float] = {}
     scores(trainer, columns, log_metric=logged.__setitem__)

@@ -104,9 +104,9 @@ def test_what_is_no_environment_is_named() -> None:
     with pytest.raises(TypeError) as raised:
         EnvRoute({"math": Talk, "game": Talk()})
     assert str(raised.value) == (
-        "env['game']: env must be an Env class, a factory without arguments or an environment "
-        "pool, got one environment object\n"
-        "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+        "env['game']: env must be an Env class, a function without arguments that returns one, "
+        "or an environment pool, got one environment object\nhint: each rollout needs its own "
+        "environment, so pass the class, or lambda: Env(…)"
     )
     with pytest.raises(ValueError, match="empty") as empty:
         EnvRoute({})
@@ -136,8 +136,8 @@ def test_one_processor_does_not_serve_environments_with_different_tools(
     with pytest.raises(TemplateError) as refused:
         bind_all(kinds, lambda tools: given)
     assert str(refused.value) == (
-        "one processor= for environments with different tools: add; add, now\n"
-        "hint: leave processor= out, and each gets a template that shows its own"
+        "one processor= cannot serve environments with different tools: add; add, now\nhint: "
+        "leave processor= out, so that each environment's template shows its own tools"
     )
     bind_all([kinds[0], kinds[0]], lambda tools: given)
     bind_all([GymEnv(MATH), kinds[0], GAME], lambda tools: given)

@@ -282,8 +282,8 @@ def test_a_video_in_a_prompt_is_refused_before_anything_is_played(called: Any) -
         called(["a", [user("b"), {"role": "user", "content": video}]], cls)
     assert not cls.got
     assert str(raised.value) == (
-        "prompt 1 has content of the type 'video', and abut takes no video\n"
-        "hint: leave such rows out, or send single frames of it as images"
+        "prompt 1 has content of the type 'video', but abut does not accept video\nhint: leave "
+        "such rows out, or send single frames of the video as images"
     )
 
 

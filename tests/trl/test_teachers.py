@@ -458,8 +458,8 @@ def test_a_teacher_that_is_not_open_says_so() -> None:
         ({"a": []}, {}, "expected at least one"),
         (["http://a", "http://a/v1"], {}, "no address twice"),
         ("http://a", {"models": {"b": "x"}}, "has the names \\['b'\\]"),
-        ("a:8000", {}, "must be http"),
-        ("http://u:p@a", {"api_key": "k"}, "give one of them"),
+        ("a:8000", {}, "an address starts with http"),
+        ("http://u:p@a", {"api_key": "k"}, "pass one of the two"),
         ("http://a", {"give_up_s": 0}, "must be more than 0"),
     ],
 )

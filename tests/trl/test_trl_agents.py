@@ -223,9 +223,11 @@ class TextProcessor:
 
 
 def test_a_function_that_is_no_agent_is_told_how_to_be_one() -> None:
-    with pytest.raises(TypeError, match=r"talks is a function that takes endpoint, question") as e:
+    with pytest.raises(
+        TypeError, match="talks is a function with the arguments endpoint, question"
+    ) as e:
         make_rollout_func(talks.function)
-    assert "write @abut.agent above it" in str(e.value)
+    assert "decorate it with @abut.agent" in str(e.value)
 
 
 def test_a_column_that_an_agent_needs_and_the_row_lacks(called: Any) -> None:

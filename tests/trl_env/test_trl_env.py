@@ -217,8 +217,8 @@ def test_an_end_that_is_no_token_is_refused(hf_tokenizer: Any) -> None:
     with pytest.raises(TemplateError) as raised:
         parts_processor(trl_env.gemma4_processor, hf_tokenizer, ())
     assert str(raised.value) == (
-        f"'<turn|>' is no token of {hf_tokenizer.name_or_path!r}, so nothing says where a turn "
-        "ends\nhint: name the token that closes a turn, for ChatML <|im_end|>"
+        f"'<turn|>' is not a token of {hf_tokenizer.name_or_path!r}, so abut cannot tell where "
+        "a turn ends\nhint: pass the token that closes a turn; in ChatML it is <|im_end|>"
     )
 
 

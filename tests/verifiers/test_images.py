@@ -31,7 +31,9 @@ def test_a_model_without_images_refuses_them_before_the_first_batch(tmp_path: Pa
     run = EpisodeRun(colours, colours.dataset(), tmp_path)
     with pytest.raises(Exception, match="row 0 of abut_colours has images") as raised:
         run.train()
-    assert "and the model takes none\nhint: train a model that takes images" in str(raised.value)
+    assert "but the model does not accept images\nhint: train a vision-language model" in str(
+        raised.value
+    )
 
 
 def test_so_does_a_dataset_that_another_process_has_made(tmp_path: Path) -> None:

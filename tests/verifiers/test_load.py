@@ -23,9 +23,8 @@ def test_a_harness_that_executes_commands_needs_a_runtime() -> None:
     with pytest.raises(ValueError, match="executes commands") as raised:
         verifiers_env("abut_shell")
     assert str(raised.value) == (
-        "the harness 'bash' of seat worker of abut_shell executes commands that the policy "
-        "writes, and would do so on this machine\n"
-        'hint: runtime="docker"; runtime="subprocess" if that is what you want'
+        "the harness 'bash' of seat worker of abut_shell would run the policy's commands on "
+        'this machine\nhint: pass runtime="docker", or runtime="subprocess" to allow this'
     )
     with pytest.raises(ValueError, match="executes commands"):
         verifiers_env("abut_sums", harness="bash")
@@ -56,9 +55,9 @@ def test_retries_are_refused(settings: dict[str, Any]) -> None:
 
 
 def test_seats_that_do_not_exist_are_named() -> None:
-    with pytest.raises(ValueError, match="hint: its seats are player0, player1"):
+    with pytest.raises(ValueError, match="hint: the seats are player0, player1"):
         verifiers_env("abut_duel", seats={"player2": {}})
-    with pytest.raises(ValueError, match="train has 'white', which is no seat of abut_duel"):
+    with pytest.raises(ValueError, match="train has 'white', which is not a seat of abut_duel"):
         verifiers_env("abut_duel", train=["player0", "white"])
     with pytest.raises(ValueError, match="train is empty"):
         verifiers_env("abut_duel", train=[])
@@ -70,7 +69,7 @@ def test_a_model_needs_an_endpoint_and_an_endpoint_a_model() -> None:
         with pytest.raises(ValueError, match=lacks):
             verifiers_env("abut_duel", seats={"player1": settings})
     other = {"player1": {"model": "m", "client": client}}
-    with pytest.raises(ValueError, match="hint: these are player0"):
+    with pytest.raises(ValueError, match="hint: the policy's seats are player0"):
         verifiers_env("abut_duel", seats=other, train="player1")
 
 
@@ -78,8 +77,8 @@ def test_options_of_the_other_api_are_errors() -> None:
     with pytest.raises(TypeError) as raised:
         verifiers_env("abut_sums", args={"n": 1})
     assert str(raised.value) == (
-        "args= is for load_environment of the old API, and 'abut_sums' is of verifiers 0.4\n"
-        "hint: config="
+        "args= is for the old API's load_environment, but 'abut_sums' is for verifiers 0.4\n"
+        "hint: pass config= instead"
     )
 
 
@@ -103,7 +102,7 @@ def test_an_environment_of_the_old_api_says_which_version_it_needs(tmp_path: Any
     finally:
         sys.path.remove(str(tmp_path))
     text = str(raised.value)
-    assert text.startswith("'abut-old-one' is an environment of the old API")
+    assert text.startswith("'abut-old-one' is an environment for the old API")
     assert text.endswith("hint: pip install 'verifiers<0.4'")
 
 
@@ -118,7 +117,10 @@ def test_a_loaded_environment_keeps_its_taskset() -> None:
     assert seat_of(duel, "player0").max_turns == 4
     assert seat_of(duel, "player0").harness.id == "abut_chat"
     assert env.config.player0.harness.id == "null"  # the user's own stays as it is
-    with pytest.raises(TypeError, match="config= is for an environment that is not loaded yet"):
+    with pytest.raises(
+        TypeError,
+        match="config= works only if you pass an id, but this environment is already loaded",
+    ):
         verifiers_env(env, config={})
 
 
@@ -138,7 +140,7 @@ def test_the_dataset_has_tasks_ids_and_the_name() -> None:
 
 def test_a_taskset_without_end_needs_a_number() -> None:
     duel = verifiers_env("abut_duel")
-    with pytest.raises(ValueError, match="abut_duel has tasks without end"):
+    with pytest.raises(ValueError, match="abut_duel has an endless stream of tasks"):
         duel.dataset()
     assert duel.dataset(4)["row_id"][:] == ["0", "1", "2", "3"]
     assert sorted(duel.dataset(4, shuffle=True)["row_id"][:]) == ["0", "1", "2", "3"]
@@ -149,7 +151,7 @@ def test_a_task_that_needs_a_container_is_refused_in_the_dataset(
 ) -> None:
     sums = verifiers_env("abut_sums")
     monkeypatch.setattr(sums._rows._type, "NEEDS_CONTAINER", True)
-    with pytest.raises(ValueError, match='hint: runtime="docker"'):
+    with pytest.raises(ValueError, match='hint: pass runtime="docker"'):
         sums.dataset()
 
 

@@ -90,7 +90,7 @@ def test_failures_and_missing_scores(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert rollout.reward == rollout.extras["abut-old/length"] + 0.25
         assert "abut-old/counts" not in rollout.extras
     assert all(rollout.reward > 0 for rollout in found["fine"])
-    said = "abut-old: fussy raised RuntimeError: the reward is broken, which is no score."
+    said = "abut-old: fussy raised RuntimeError: the reward is broken, which is not a score, so its"
     assert [said in message for message in caplog.messages].count(True) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_group_that_ranks_share_is_refused() -> None:
         columns=env.dataset()[0],
         whole_group=False,
     )
-    with pytest.raises(UnplayableRow, match=r"abut-old scores the generations of a row together"):
+    with pytest.raises(UnplayableRow, match=r"abut-old scores all generations of a row together"):
         asyncio.run(env.run(None, task))
 
 
@@ -206,7 +206,10 @@ def test_a_loaded_environment_is_taken(tmp_path: Path) -> None:
     twice = verifiers_env(loaded, name="again")
     run = EpisodeRun(twice, twice.dataset(), tmp_path, per_device_train_batch_size=2).train()
     assert [rollout.reward for rollout in run.played] == [None, None]
-    with pytest.raises(TypeError, match="args= is for an environment that is not loaded yet"):
+    with pytest.raises(
+        TypeError,
+        match="args= works only if you pass an id, but this environment is already loaded",
+    ):
         verifiers_env(loaded, args={"shape": "talk"})
 
 
@@ -215,5 +218,5 @@ def test_what_is_not_there_or_of_the_other_api_is_an_error() -> None:
         verifiers_env("abut-no-such")
     with pytest.raises(ValueError, match="verifiers cannot load 'abut-old'"):
         verifiers_env("abut-old", args={"kinds": "no JSON"})
-    with pytest.raises(TypeError, match=r"train= is for verifiers 0\.4"):
+    with pytest.raises(TypeError, match=r"train= is for the API of verifiers 0\.4"):
         verifiers_env("abut-old", train="player0")

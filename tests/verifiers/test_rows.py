@@ -208,8 +208,8 @@ def test_trls_own_trainer_needs_one_seat(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="abut_duel has 2 seats") as raised:
         run.train()
     assert (
-        "abut_duel has 2 seats that the policy plays: player0, player1\n"
-        'hint: train="player0", or abut.trl.GRPOTrainer, which trains each of them'
+        "abut_duel has 2 seats that the policy plays: player0, player1\nhint: choose one with "
+        'train="player0", or use abut.trl.GRPOTrainer, which trains all of them'
     ) in str(raised.value)
 
 

@@ -30,12 +30,12 @@ def lines(audit: Audit) -> Iterator[str]:
         content = audit.content
         verdict = "safe" if content.safe else "NOT SAFE"
         yield (
-            f"content: {verdict}; {content.tried} contents that spell control tokens were tried, "
+            f"content: {verdict}; of {content.tried} contents that spell control tokens, "
             f"{len(content.minted)} became one"
         )
         yield (
-            f"  (the render encoded as one text mints {content.render_mints} of "
-            f"{len(audit.profile['control_tokens'])} control tokens)"
+            f"  (if the render were encoded as one text, content would become "
+            f"{content.render_mints} of {len(audit.profile['control_tokens'])} control tokens)"
         )
         for text in content.minted[:_NAMED]:
             yield f"  minted: {text!r}"
@@ -48,9 +48,9 @@ def lines(audit: Audit) -> Iterator[str]:
         yield "This tokenizer and chat template are safe to train with."
     elif audit.template is None and audit.refused is None:
         yield "result: NOT JUDGED"
-        yield "  the tokenizer can be used; it has no chat template, so there are no seams"
-        yield "  hint: name a folder that has one, or pass one with --template"
-        yield "Nobody can say yet whether it is safe to train with: there is no chat template."
+        yield "  the tokenizer can be used, but it has no chat template, so there are no seams"
+        yield "  hint: name a folder that has a chat template, or pass one with --template"
+        yield "Without a chat template, abut cannot say whether it is safe to train with."
     else:
         yield "result: NOT EXACT"
         yield from (f"  {problem}" for problem in audit.problems)
@@ -60,7 +60,7 @@ def lines(audit: Audit) -> Iterator[str]:
 def _why(audit: Audit) -> str:
     """Return, in one clause, why you should not train with it."""
     if audit.refused is not None:
-        return "abut cannot append to this chat template, as said above"
+        return "abut cannot append to this chat template, for the reason above"
     more = len(audit.problems) - 1
     first = audit.problems[0].partition("\n")[0] if audit.problems else "nothing was judged"
     return first + (f", and {more} more" if more else "")
@@ -78,10 +78,10 @@ def _tokenizer(audit: Audit) -> Iterator[str]:
     control, hard = profile["control_tokens"], set(profile["hard_tokens"])
     soft = [token for token in control if token not in hard]
     for name, tokens, meaning in (
-        ("hard", profile["hard_tokens"], "no text around them changes a token"),
-        ("control", control, "only scaffold becomes one"),
-        ("not hard", soft, "control tokens at whose edges tokens can change"),
-        ("textual", profile["textual_tokens"], "ordinary text is meant to become one"),
+        ("hard", profile["hard_tokens"], "text around them cannot change their tokens"),
+        ("control", control, "only the template's own text becomes one"),
+        ("not hard", soft, "control tokens whose edges can change with the text"),
+        ("textual", profile["textual_tokens"], "ordinary text may become one"),
         ("mintable", profile["mintable_tokens"], "the model's own vocabulary could spell them"),
     ):
         yield f"  {name:<9}{len(tokens):>5}  {meaning if tokens else 'none'}"
@@ -115,7 +115,7 @@ def _template(audit: Audit) -> Iterator[str]:
 def image_lines(images: ImageReport) -> Iterator[str]:
     """Yield the lines about a model's images."""
     if images.refused is not None:
-        yield f"images: {images.processor} is REFUSED, so train it on text alone"
+        yield f"images: {images.processor} is REFUSED, so train the model only on text"
         yield from (f"  {line}" for line in images.refused.splitlines())
         return
     yield f"images: {images.processor} is proved"
@@ -123,7 +123,7 @@ def image_lines(images: ImageReport) -> Iterator[str]:
     yield f"  media token        {visible(images.media_token)}"
     yield f"  roles              {', '.join(images.roles)}"
     sizes = (images.tokens or {}).items()
-    counts = (f"{size}: {'not taken' if n is None else f'{n:,}'}" for size, n in sizes)
+    counts = (f"{size}: {'refused' if n is None else f'{n:,}'}" for size, n in sizes)
     yield f"  tokens             {', '.join(counts)}"
     for note in images.notes:
         yield f"  note: {note}"
@@ -135,8 +135,8 @@ def _seams(seams: Sequence[SeamVerdict]) -> Iterator[str]:
     yield from _rows((seam for seam in seams if seam.decides), width)
     others = [seam for seam in seams if not seam.decides]
     if others:
-        yield "seams beside a sample, not judged: its tokens stay as sampled, so a row holds"
-        yield "what the model saw and said, whatever a tokenizer would have made of the text"
+        yield "seams next to a sample, not judged: a row keeps the tokens that were sampled,"
+        yield "even if a tokenizer would write the same text differently"
         yield from _rows(others, width)
 
 
@@ -158,10 +158,10 @@ def _verdict(seam: SeamVerdict) -> str:
     if seam.exact is None:
         return "REFUSED" if seam.refused else "no such seam"
     if not seam.decides:
-        return f"{seam.broken} of {seam.tried} texts tried would be written otherwise"
+        return f"{seam.broken} of {seam.tried} texts would get other tokens"
     if seam.exact:
         return "yes, for every text" if seam.proved else f"yes, for all {seam.tried} texts tried"
-    return f"NO, for {seam.broken} of {seam.tried} texts tried"
+    return f"NO, not for {seam.broken} of {seam.tried} texts tried"
 
 
 def _round_trips(trips: Sequence[RoundTrip]) -> Iterator[str]:
@@ -169,26 +169,26 @@ def _round_trips(trips: Sequence[RoundTrip]) -> Iterator[str]:
     width = max(len(trip.name) for trip in trips)
     for trip in trips:
         if trip.broken:
-            told = f"NO, {trip.broken} of {trip.tried} are taken apart otherwise"
+            told = f"NO, {trip.broken} of {trip.tried} are parsed differently"
         elif trip.tried:
-            told = f"all {trip.tried} are taken apart again"
+            told = f"all {trip.tried} are parsed as written"
         else:
-            told = "none was tried"
+            told = "not tried"
         yield f"  {trip.name:<{width}}  {'; '.join(filter(None, [told, trip.note]))}"
         for mistaken in trip.mistaken:
             yield f"      sample   {mistaken.sample!r}"
             yield f"      written  {mistaken.written!r}"
-            yield f"      heard    {mistaken.heard!r}"
+            yield f"      parsed   {mistaken.heard!r}"
 
 
 def _break(broken: Break) -> Iterator[str]:
     written = f"{_tokens(broken.left)} | {_tokens(broken.right)}"
     ids = f"{_ids(broken.left_ids)} | {_ids(broken.right_ids)}"
-    yield f"      stands     {written}   ({ids})"
+    yield f"      appended   {written}   ({ids})"
     if broken.canonical_ids:
         yield f"      canonical  {_tokens(broken.canonical)}   ({_ids(broken.canonical_ids)})"
     else:
-        yield "      canonical  none: the seam lies inside a character"
+        yield "      canonical  none, because the seam is inside a character"
 
 
 def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
@@ -196,28 +196,26 @@ def _fuzz(fuzz: FuzzResult) -> Iterator[str]:
     yield f"fuzz: {compared} of {fuzz.conversations} conversations are the same, seed {fuzz.seed}"
     yield f"  with messages of the roles {', '.join((*fuzz.roles, 'assistant'))}"
     yield f"  {fuzz.against_render} against the full render"
+    yield (f"  {fuzz.against_sent} against the text that was sent, because the full render differs")
     yield (
-        f"  {fuzz.against_sent} against the text that was sent: the render of the whole is another"
-    )
-    yield (
-        f"  {fuzz.against_parts} against one encode of their parts: "
-        "a content spells what the render would mint or eat"
+        f"  {fuzz.against_parts} against one encode of their parts, because a content spells "
+        "text that the render would turn into a control token or remove"
     )
     if fuzz.rewritten:
         yield (
-            f"  in {fuzz.rewritten} the template writes the past otherwise than it was sent; "
-            "a trajectory keeps what was sent"
+            f"  in {fuzz.rewritten} the template rewrites earlier turns; a trajectory keeps what "
+            "was sent"
         )
     if fuzz.merged:
-        yield f"  in {fuzz.merged} a sample would have merged with what stands beside it; it stays"
+        yield f"  in {fuzz.merged} a sample would merge with the text next to it; it stays separate"
     if fuzz.refused:
-        yield f"  {fuzz.refused} drawn again, refused, such as:"
+        yield f"  {fuzz.refused} were refused and drawn again, such as:"
         yield from (f"    {line}" for line in str(fuzz.refusal).splitlines())
     if fuzz.skipped:
-        yield f"  {fuzz.skipped} skipped: no draw of them could be compared"
+        yield f"  {fuzz.skipped} skipped, because no draw could be compared"
     if (failure := fuzz.failure) is not None:
         cut = f", turns that were cut: {', '.join(map(str, failure.cut))}" if failure.cut else ""
-        yield f"  DIFFERS: conversation {failure.number}, made small{cut}"
+        yield f"  DIFFERS: conversation {failure.number}, shortened{cut}"
         yield from (f"    {line}" for line in spelled_out(failure.messages))
         yield from (f"    {line}" for line in failure.problem.splitlines())
 

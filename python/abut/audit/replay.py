@@ -109,7 +109,7 @@ class Replay:
         if unknown := sorted(set(cut) - set(range(len(turns)))):
             raise ValueError(
                 f"cut={unknown[0]!r}: the conversation has {len(turns)} turns, counted from 0\n"
-                "hint: give the numbers of the assistant's messages that were cut"
+                "hint: pass the positions of the assistant's messages that were cut"
             )
         play = _Play(self, opening)
         problem = play.compare("the first request")
@@ -222,7 +222,7 @@ class _Play:
         seam = self._conversation.hear(ids, [-1.0] * len(ids)).seam
         if seam.exact != canonical:
             what = "canonical" if canonical else "not canonical"
-            return f"turn {turn}: the sample is {what}, yet the seam before it is {seam}"
+            return f"turn {turn}: the sample is {what}, but the seam before it is {seam}"
         closing = self._conversation.end_turn(new)
         # The end of the thinking is written before the end of the turn.
         text = "" if closing is None else "".join(closing.parts)
@@ -248,7 +248,7 @@ class _Play:
         tail = self._replay.tail(self.history, self._answer, new)
         if (ours := self._end(new) + "".join(parts)) != tail:
             return (
-                f"turn {turn}: the template writes something else behind the answer: "
+                f"turn {turn}: the template writes other text after the answer: "
                 f"{quote_difference(ours, tail)}"
             )
         self._send(parts)
@@ -306,25 +306,26 @@ def _split(
         if message.get("role") == "assistant":
             if not isinstance(message.get("content"), str):
                 raise ValueError(
-                    f"message {k} (assistant): content={message.get('content')!r} is not what was "
-                    "sampled\nhint: write the text of the sample, tool calls and all"
+                    f"message {k} (assistant): content={message.get('content')!r} is not the text "
+                    "that was sampled\nhint: write the text of the sample, tool calls included"
                 )
             for key in _NOT_SAMPLED:
                 if message.get(key):
                     raise ValueError(
-                        f"message {k} (assistant): {key}={message[key]!r} is not what was sampled\n"
-                        "hint: write the text of the sample, tool calls and all, as its content"
+                        f"message {k} (assistant): {key}={message[key]!r} is not the text that "
+                        "was sampled\n"
+                        "hint: write the text of the sample, tool calls included, as the content"
                     )
             if turns and not turns[-1][1]:
                 raise ValueError(
-                    f"messages {k - 1} and {k} are both the assistant's\n"
+                    f"messages {k - 1} and {k} are both from the assistant\n"
                     "hint: put a user or tool message between them"
                 )
             turns.append((message, []))
         else:
             (turns[-1][1] if turns else opening).append(message)
     if not opening:
-        raise ValueError("the conversation has no prompt\nhint: begin with a user message")
+        raise ValueError("the conversation has no prompt\nhint: start with a user message")
     return opening, turns
 
 

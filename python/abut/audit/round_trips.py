@@ -120,7 +120,7 @@ class _Samples:
             close = "".join(self.processor.close_thinking(sample))
             if close != written_close:
                 broken.append(Mistaken(sample, written_close, close))
-        note = "" if thoughtful else "the template writes no thoughts here"
+        note = "" if thoughtful else "the template does not write thinking here"
         return RoundTrip("thinking", variables, tried, len(broken), tuple(broken[:_SHOWN]), note)
 
     def calls(self, variables: Mapping[str, Any]) -> RoundTrip | None:
@@ -131,9 +131,11 @@ class _Samples:
                 heard = self._heard(sample)
                 written = [(_NAME, {_KEY: argument})]
                 if heard is None and not _any_format_reads(sample):
-                    notes.append("not read: the template writes them in a form that is not known")
+                    notes.append(
+                        "not parsed, because abut does not know the form in which they are written"
+                    )
                 elif heard != written and argument != _ARGUMENTS[0]:
-                    notes.append("not so an argument with quotes, tags and outer whitespace")
+                    notes.append("except an argument with quotes, tags and outer whitespace")
                 else:
                     tried += 1
                     if heard != written:

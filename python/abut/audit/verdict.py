@@ -80,7 +80,7 @@ class Audit:
     @property
     def problems(self) -> list[str]:
         """The reasons why it is not exact, one line each; empty if it is."""
-        found = [] if self.refused is None else ["the template cannot be appended to"]
+        found = [] if self.refused is None else ["abut cannot append to the template"]
         for seam in self.seams:
             if seam.decides and seam.exact is False:
                 found.append(
@@ -90,11 +90,11 @@ class Audit:
                 found.append(f"{seam.left} | {seam.right}: cannot be appended")
         judged = any(seam.decides and seam.exact is not None for seam in self.seams)
         if self.template is not None and not judged:
-            found.append("no seam was judged: the template takes no such messages")
+            found.append("no seam was judged, because the template does not accept such messages")
         if self.template is None and self.refused is None:
-            found.append("no seam was judged: there is no chat template")
+            found.append("no seam was judged, because there is no chat template")
         found += [
-            f"{trip.name}: {trip.broken} of {trip.tried} samples are taken apart otherwise than "
+            f"{trip.name}: {trip.broken} of {trip.tried} samples are parsed differently from how "
             "the template writes them"
             for trip in self.round_trips
             if trip.broken
@@ -165,7 +165,7 @@ def audit(
     if fuzz and not (hf_tokenizer and hf_tokenizer.chat_template):
         raise TemplateError(
             f"{name} has no chat template, so there are no conversations to compare\n"
-            "hint: pass a template, or leave the fuzz out"
+            "hint: pass a template, or leave fuzz out"
         )
     if hf_tokenizer is None:
         return Audit(name, Tokenizer.from_file(source).profile())
@@ -207,12 +207,12 @@ def _check_arguments(roles: Collection[str], fuzz: int) -> None:
     given = {roles} if isinstance(roles, str) else set(roles)
     if isinstance(roles, str) or not given or not given <= {*_ROLES}:
         raise ValueError(
-            f"roles={roles!r}, which names no roles that an environment speaks in\n"
+            f"roles={roles!r}: expected roles of an environment's messages\n"
             'hint: pass ["user"], ["tool"] or both'
         )
     if fuzz < 0:
         raise ValueError(
-            f"fuzz={fuzz!r}, which is no number of conversations\nhint: pass 0 to leave it out"
+            f"fuzz={fuzz!r}: expected a number of conversations\nhint: pass 0 to leave fuzz out"
         )
 
 

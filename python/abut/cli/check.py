@@ -14,9 +14,10 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "check",
-        help="say which seams of a tokenizer and its chat template are exact",
-        description="Make the seams that training makes and say which are exact. Exit status: 0 "
-        "exact, 1 not exact or the template is refused, 2 nothing could be checked.",
+        help="check whether a tokenizer and its chat template can be trained exactly",
+        description="Build the seams that training builds (the places where text is appended to "
+        "tokens) and print which are exact. Exit status: 0 if all are exact, 1 if one is not or "
+        "abut refuses the template, 2 if nothing could be checked.",
     )
     parser.add_argument("model", metavar="MODEL", help="a name, a folder or a tokenizer.json")
     parser.add_argument(
@@ -33,8 +34,8 @@ def add_to(commands: Commands) -> None:
         type=_roles,
         default=("user", "tool"),
         metavar="ROLES",
-        help="roles of your environment's messages: user, tool or user,tool (both); those that the "
-        "template takes must be appendable",
+        help="roles of your environment's messages: user, tool or user,tool (both). If the "
+        "template accepts a role, abut must be able to append its messages",
     )
     parser.add_argument(
         "--fuzz",
@@ -43,7 +44,7 @@ def add_to(commands: Commands) -> None:
         metavar="N",
         help="compare N random conversations with the template's full render",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the fuzz (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --fuzz (0)")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.set_defaults(run=run)
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def _roles(text: str) -> tuple[str, ...]:
     roles = tuple(text.split(","))
     if not {*roles} <= {"user", "tool"}:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of user, tool and user,tool")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected user, tool or user,tool")
     return roles
 
 
@@ -91,5 +92,5 @@ def _json_object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value

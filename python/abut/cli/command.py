@@ -15,7 +15,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def positive(text: str) -> int:
     """Read a whole number from 1 on."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
     return int(text)
 
 

@@ -17,22 +17,28 @@ def add_to(commands: Commands) -> None:
         "demo",
         help="train a model on a multi-turn environment",
         description="Train a model with TRL's GRPOTrainer on a multi-turn environment. Without "
-        "options a tiny model from random weights learns to copy, on the CPU, in a minute.",
+        "options, a tiny model with random weights learns to copy words on the CPU in a minute.",
     )
     parser.add_argument("--model", help="a causal language model, by name or folder")
-    parser.add_argument("--env", metavar="MODULE:CLASS", help="an environment class of yours")
+    parser.add_argument("--env", metavar="MODULE:CLASS", help="your environment class")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.add_argument("--records", type=Path, help="the JSONL file for the rollouts")
-    parser.add_argument("--view", action="store_true", help="open the page that shows each token")
+    parser.add_argument(
+        "--records", type=Path, metavar="FILE.jsonl", help="write the rollouts to this file"
+    )
+    parser.add_argument(
+        "--view", action="store_true", help="open a page that shows each token in the browser"
+    )
     parser.add_argument("--steps", type=positive, help="optimizer steps")
-    parser.add_argument("--seed", type=int, help="seed of weights, sampling and episodes")
-    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--seed", type=int, help="seed of the weights, sampling and episodes")
+    parser.add_argument("--learning-rate", type=float, help="of the optimizer")
     parser.add_argument("--prompt", help="the prompt of every rollout")
     parser.add_argument("--batch", type=positive, help="rollouts per step, a multiple of --group")
-    parser.add_argument("--group", type=positive, help="rollouts of one episode")
-    parser.add_argument("--max-turns", type=positive)
-    parser.add_argument("--max-turn-tokens", type=positive)
-    parser.add_argument("--max-completion-tokens", type=positive)
+    parser.add_argument("--group", type=positive, help="rollouts per episode")
+    parser.add_argument("--max-turns", type=positive, help="most turns of a rollout")
+    parser.add_argument("--max-turn-tokens", type=positive, help="most tokens of a turn")
+    parser.add_argument(
+        "--max-completion-tokens", type=positive, help="most tokens after a rollout's prompt"
+    )
     parser.set_defaults(run=run)
 
 
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     records = args.records or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     if records.exists():
         raise ValueError(
-            f"--records {records}: the file exists\nhint: choose another, or remove it"
+            f"--records {records}: the file exists\nhint: name another file, or remove this one"
         )
     out = sys.stderr if args.json else sys.stdout
     summary = run(recipe, model=args.model, env=args.env, records=records, out=out, began=began)
@@ -78,4 +84,4 @@ def _page(records: Path, *, shown: bool) -> str:
     if shown:
         open_page(path)
         return str(path)
-    return f"{path}  (open it in a browser, or run abut demo with --view)"
+    return f"{path}  (open this file in a browser, or run abut demo with --view)"

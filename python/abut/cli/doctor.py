@@ -23,62 +23,66 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is wrong with what training will use: packages, GPUs, a model, servers",
-        description="Check the installed versions, known conflicts and GPUs; with --model also its "
-        "tokenizer, chat template and embedding, with --vllm a server. With --nemo-gym check a "
-        "NeMo Gym instead: its head, its agents, their model servers, and one rollout of each "
-        "agent with a scripted policy. Each error says what to change, and the last line is the "
-        "verdict. Exit status: 0 no errors, 1 errors.",
+        help="check the packages, GPUs, model and servers that training will use",
+        description="Check the installed versions, known conflicts and GPUs. --model also checks a "
+        "model's tokenizer, chat template and embedding, and --vllm a server. --nemo-gym checks a "
+        "NeMo Gym instead: its head server, its agents, their model servers, and one rollout of "
+        "each agent with a scripted policy. Each error says what to change, and the last line is "
+        "the verdict. Exit status: 0 without errors, 1 with errors.",
     )
     parser.add_argument(
         "env",
         nargs="?",
         metavar="MODULE:NAME",
-        help="an environment or agent, as for `abut play`: plays one episode with a scripted reply "
+        help="an environment or agent, as for `abut play`: play one episode with a scripted reply "
         "and one with --model",
     )
     parser.add_argument(
         "--rows",
         type=Path,
         metavar="FILE.jsonl",
-        help="rows with a column `prompt`, of which the first is played",
+        help="rows with a column `prompt`; the first row is played",
     )
-    parser.add_argument("--model", metavar="NAME", help="a name or a folder")
+    parser.add_argument("--model", metavar="NAME", help="check this model: a name or a folder")
     parser.add_argument(
-        "--vllm", metavar="URL", help="a vLLM server; $VLLM_API_KEY is its key, if it has one"
+        "--vllm",
+        metavar="URL",
+        help="check this vLLM server; set VLLM_API_KEY if it needs a key",
     )
-    parser.add_argument("--nemo-gym", metavar="URL", help="the head, http://HOST:11000")
+    parser.add_argument(
+        "--nemo-gym", metavar="URL", help="check the NeMo Gym with this head, http://HOST:11000"
+    )
     parser.add_argument(
         "--dataset",
         nargs="+",
         default=(),
         type=Path,
         metavar="FILE",
-        help="JSON lines that you will train on: their agents are checked, with rows of theirs",
+        help="the JSON lines that you will train on: check the agents they name, with their rows",
     )
-    parser.add_argument("--agent", metavar="NAME", help="the agent of rows that name none")
+    parser.add_argument("--agent", metavar="NAME", help="the agent of rows that do not name one")
     parser.add_argument(
         "--host",
-        help="where to listen for the rollouts; default: the host of Gym's policy_base_url",
+        help="address to listen on during the rollouts (the host of Gym's policy_base_url)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="for a rollout (300 seconds)"
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds for a rollout (300)"
     )
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="the model that you will train, a name or a folder: its chat template must be able "
-        "to write what agents ask",
+        help="the model that you will train, a name or a folder: check that its chat template can "
+        "write what the agents send",
     )
     parser.add_argument(
         "--judge",
         choices=["policy"],
-        help='as in NemoGym(judge="policy"): the policy answers a judge that asks it',
+        help='as in NemoGym(judge="policy"): the policy itself answers the requests of a judge',
     )
     parser.add_argument(
         "--no-play",
         action="store_true",
-        help="play no rollouts: for environments that wait for a whole group",
+        help="do not play rollouts; for environments that wait for a whole group",
     )
     parser.set_defaults(run=run)
 
@@ -91,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         text = str(found).replace("\n", "\n     ")
         sys.stdout.write(f"{_MARKS[found.level]} {printable(text)}\n")
         sys.stdout.flush()
-    verdict = "not ready to train" if counts["error"] else "nothing found that is wrong"
+    verdict = "not ready to train" if counts["error"] else "no problems found"
     errors, warnings = (_counted(counts[level], level) for level in ("error", "warning"))
     sys.stdout.write(f"{verdict}: {errors}, {warnings}\n")
     return 1 if counts["error"] else 0
@@ -107,13 +111,15 @@ def _of_machine(args: argparse.Namespace) -> Iterator["Finding"]:
     given = [name for name in _OF_GYM if getattr(args, name)]
     if given:
         option = given[0].replace("_", "-")
-        raise ValueError(f"--{option} without --nemo-gym URL, which it is for")
+        raise ValueError(f"--{option} works only together with --nemo-gym URL")
     yield from setup_findings()
     if args.model is not None:
         yield from model_findings(args.model)
     if args.env is not None:
         if args.model is None:
-            raise ValueError(f"{args.env} without --model NAME, whose template writes the episode")
+            raise ValueError(
+                f"{args.env} needs --model NAME, because the model's template writes the episode"
+            )
         yield from env_findings(args.env, args.model, args.rows)
     if args.vllm is not None:
         yield from vllm_findings(args.vllm, api_key=os.environ.get("VLLM_API_KEY"))
@@ -123,11 +129,16 @@ def _of_gym(args: argparse.Namespace) -> Iterator["Finding"]:
     from abut.nemo_gym.doctor import doctor
 
     if args.model is not None:
-        raise ValueError("--model beside --nemo-gym\nhint: --tokenizer NAME, or two calls")
+        raise ValueError(
+            "--model and --nemo-gym cannot be combined\n"
+            "hint: pass --tokenizer NAME, or run abut doctor twice"
+        )
     if args.vllm is not None:
-        raise ValueError("--vllm beside --nemo-gym\nhint: make two calls")
+        raise ValueError("--vllm and --nemo-gym cannot be combined\nhint: run abut doctor twice")
     if args.env is not None:
-        raise ValueError(f"{args.env} beside --nemo-gym\nhint: make two calls")
+        raise ValueError(
+            f"{args.env} and --nemo-gym cannot be combined\nhint: run abut doctor twice"
+        )
     if not args.timeout > 0:
         raise ValueError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
     yield from doctor(

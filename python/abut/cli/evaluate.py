@@ -29,13 +29,13 @@ def add_to(commands: Commands) -> None:
         "play",
         help="play an environment or agent and print the conversation as it happens",
         description="Play rollouts one after another and print each message. On a terminal you "
-        "type the policy's turns yourself, unless an option names another policy.",
+        "type the policy's turns yourself, unless you name a policy.",
     )
     _add_env(parser)
     parser.add_argument("-n", type=positive, default=1, help="play the first N rows (1)")
-    parser.add_argument("--prompt", default="", help="the prompt to use if there are no rows")
+    parser.add_argument("--prompt", default="", help="the prompt if there are no rows")
     _add_policy(parser, several=False)
-    parser.add_argument("--by-hand", action="store_true", help="you type the policy's turns")
+    parser.add_argument("--by-hand", action="store_true", help="type the policy's turns yourself")
     parser.set_defaults(run=play)
     parser = commands.add_parser(
         "eval",
@@ -48,7 +48,7 @@ def add_to(commands: Commands) -> None:
     _add_policy(parser, several=True)
     parser.add_argument("-k", type=positive, default=1, help="rollouts per row (1)")
     parser.add_argument(
-        "--success", type=float, default=1.0, help="lowest reward that is a success (1)"
+        "--success", type=float, default=1.0, help="lowest reward that counts as a success (1)"
     )
     parser.add_argument(
         "--failed",
@@ -87,9 +87,16 @@ def _add_env(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.jsonl",
         help="rows with a `prompt` column (default: the environment's own dataset, if it has one)",
     )
-    parser.add_argument("--max-turns", type=positive, metavar="N")
-    parser.add_argument("--max-turn-tokens", type=positive, metavar="N")
-    parser.add_argument("--max-completion-tokens", type=positive, metavar="N")
+    parser.add_argument("--max-turns", type=positive, metavar="N", help="most turns of a rollout")
+    parser.add_argument(
+        "--max-turn-tokens", type=positive, metavar="N", help="most tokens of a turn"
+    )
+    parser.add_argument(
+        "--max-completion-tokens",
+        type=positive,
+        metavar="N",
+        help="most tokens after a rollout's prompt",
+    )
 
 
 def _add_policy(parser: argparse.ArgumentParser, *, several: bool) -> None:
@@ -178,11 +185,13 @@ def evaluate(args: argparse.Namespace) -> int:
 
     policies = _one_kind(list(_policies(args)), args)
     if args.resume and args.record is None:
-        raise ValueError("--resume without --record: abut cannot know which rollouts were played")
+        raise ValueError(
+            "--resume needs --record PATH, which has the rollouts that were already played"
+        )
     env = load_env(args.env)
     rows = _rows(args, env)
     if not rows:
-        raise ValueError(f"{args.env} has no dataset of its own\nhint: --rows FILE.jsonl")
+        raise ValueError(f"{args.env} does not have a dataset\nhint: pass --rows FILE.jsonl")
     before = None if args.against is None else row_means(read_records(args.against))
     results: dict[str, Any] = {}
     interrupted = False
@@ -226,13 +235,17 @@ def _evaluated(
 
     is_there = path is not None and path.exists()
     if is_there and not args.resume:
-        raise ValueError(f"--record {path} is there already\nhint: --resume, or another path")
+        raise ValueError(
+            f"--record {path} already exists\nhint: pass --resume, or name another path"
+        )
     plan = Plan(env, rows, k=args.k, config=_config(args), recorder=path, **policy.load())
     missing: Sequence[Any] = plan.tasks
     known: list[Rollout] = []
     if is_there:
         missing, known = resumed(plan.tasks, read_records(path))  # type: ignore[arg-type]
-        sys.stderr.write(f"abut eval: {len(known)} rollouts are recorded, {len(missing)} are not\n")
+        sys.stderr.write(
+            f"abut eval: {len(known)} rollouts are already recorded, {len(missing)} to play\n"
+        )
     interrupted = False
     try:
         played: Sequence[Rollout] = plan.run(missing)
@@ -290,11 +303,11 @@ def _one_kind(policies: Sequence[NamedPolicy], args: argparse.Namespace) -> Sequ
     kinds = ["--model"] * bool(args.model) + ["--vllm"] * bool(args.vllm)
     kinds += ["--chat"] * bool(args.chat) + ["--by-hand"] * bool(getattr(args, "by_hand", False))
     if len(kinds) > 1:
-        raise ValueError(f"{' and '.join(kinds)}: name one policy")
+        raise ValueError(f"{' and '.join(kinds)} cannot be combined\nhint: name one policy")
     if not policies:
         raise ValueError(
-            "no policy is named\n"
-            "hint: --model NAME, --vllm URL --tokenizer NAME, or --chat URL --chat-model NAME"
+            "no policy to play\n"
+            "hint: pass --model NAME, --vllm URL --tokenizer NAME, or --chat URL --chat-model NAME"
         )
     return policies
 
@@ -310,13 +323,15 @@ def _policies(args: argparse.Namespace) -> Iterator[NamedPolicy]:
         yield NamedPolicy(name, partial(load_policy, name, settings))
     if args.vllm:
         if args.tokenizer is None:
-            raise ValueError("--vllm without --tokenizer\nhint: --tokenizer NAME of that model")
+            raise ValueError(
+                "--vllm needs --tokenizer\nhint: pass --tokenizer NAME of the served model"
+            )
         given = {"sampler": args.vllm, "tokenizer": args.tokenizer, "sampling": settings}
         yield NamedPolicy(args.tokenizer, lambda: given)
     if args.chat:
         if args.chat_model is None:
             raise ValueError(
-                "--chat without --chat-model\nhint: --chat-model NAME of the model to use"
+                "--chat needs --chat-model\nhint: pass --chat-model NAME of the model to use"
             )
         key = os.environ.get(args.api_key_env)
         sampler = ChatSampler(args.chat, args.chat_model, api_key=key, temperature=args.temperature)

@@ -20,11 +20,12 @@ def add_to(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "gateway",
-        help="serve a model to agents by the protocols of their clients, and record what they do",
-        description="Serve the model of vLLM servers by several protocols, for agents that "
-        "are evaluated or recorded without a trainer. The client's sampling settings hold; its "
-        'first request opens a rollout, POST /r/ID/end with {"reward": 1.0} ends it, and so does '
-        "idle time. Ctrl-C ends what is live, records it, and stops.",
+        help="serve a model to agents and record their conversations, without a trainer",
+        description="Serve the model of your vLLM servers to agents, in the protocols of OpenAI, "
+        "Anthropic and Gemini clients, to evaluate or record the agents without a trainer. The "
+        "gateway uses the client's sampling settings. A client's first request starts a rollout; "
+        'POST /r/ID/end with {"reward": 1.0} ends it, and so does --idle. Ctrl-C ends and records '
+        "all live rollouts, then stops the gateway.",
     )
     parser.add_argument(
         "--upstream",
@@ -39,61 +40,69 @@ def add_to(commands: Commands) -> None:
         metavar="NAME",
         help="that model's tokenizer: a name or a folder",
     )
-    parser.add_argument("--model", help="the name under which it is served; default: the first")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (8100)")
     parser.add_argument(
-        "--public-url", metavar="URL", help="the address under which agents reach it"
+        "--model", metavar="NAME", help="the model's name on the servers (the first they list)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, default=8100, help="port to listen on; 0 picks a free one (8100)"
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FOLDER", help="a folder for Parquet, or a file .jsonl"
+        "--public-url", metavar="URL", help="the address at which agents reach the gateway"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="PATH",
+        help="save the rollouts in a folder (Parquet) or a .jsonl file",
     )
     parser.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="where to write the key, readable by its owner only; without it the key is "
-        "ABUT_GATEWAY_KEY, or is shown on the terminal",
+        help="write the key to this file, readable only by you; without this option, the key is "
+        "the value of ABUT_GATEWAY_KEY, or abut prints a new key on the terminal",
     )
     parser.add_argument(
         "--idle",
         type=float,
         default=600.0,
         metavar="S",
-        help="a rollout ends after so much idle time (600 seconds)",
+        help="end a rollout after this many seconds without a request (600)",
     )
     parser.add_argument(
-        "--max-turns", type=positive, metavar="N", help="the most calls of one conversation"
+        "--max-turns", type=positive, metavar="N", help="most calls of a conversation"
     )
     parser.add_argument(
         "--max-completion-tokens",
         type=positive,
         metavar="N",
-        help="the most tokens of one conversation",
+        help="most tokens of a conversation after its prompt",
     )
     parser.add_argument(
         "--unenforced",
         choices=("refuse", "accept"),
         default="refuse",
-        help="if a client asks for an answer of a certain form: refuse it, or accept and sample "
-        "freely (refuse)",
+        help="if a client asks for an answer in a given format, such as a JSON schema: refuse the "
+        "request, or accept it and sample freely (refuse)",
     )
     parser.add_argument(
         "--agents-may-end",
         action="store_true",
-        help="let a rollout's own key end and reward it; else only the run's key does",
+        help="let agents end and reward a rollout with the rollout's own key; without this option, "
+        "only the gateway's key can",
     )
     parser.add_argument(
         "--session-header",
         metavar="HEADER",
-        help="the header by which clients say which session a call belongs to",
+        help="the header in which clients send the session that a call belongs to",
     )
     parser.add_argument(
         "--max-body-bytes",
         type=positive,
         default=64 * 2**20,
         metavar="N",
-        help="the largest request; with 40 screenshots it has 53 MB (64 MiB)",
+        help="size of the largest request (64 MiB); 40 screenshots take 53 MB",
     )
     parser.set_defaults(run=run)
 
@@ -107,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
     said = sys.stderr
     if not (key_is_given() or args.key_file or said.isatty()):
         raise ValueError(
-            "nobody would learn the key: stderr is no terminal\n"
-            f"hint: --key-file FILE, or set {KEY_VARIABLE}"
+            "stderr is not a terminal, so abut does not print the gateway's key there\n"
+            f"hint: pass --key-file FILE, or set {KEY_VARIABLE}"
         )
     gateway = Gateway(
         args.host,
@@ -127,21 +136,21 @@ def run(args: argparse.Namespace) -> int:
         session_header=args.session_header,
         max_body_bytes=args.max_body_bytes,
     )
-    said.write(f"abut gateway: asks {', '.join(args.upstream)}\n")
+    said.write(f"abut gateway: connecting to {', '.join(args.upstream)}\n")
     with gateway:
         serving = gateway.registry.standalone
         assert serving is not None
         with asked_to_stop() as stops:  # before the address is printed, so that no signal is lost
             _say_where(gateway, said, shows_key=not (key_is_given() or args.key_file))
             _show_status(serving, stops, said)
-        said.write("abut gateway: stops; what is live is recorded\n")
+        said.write("abut gateway: stopping, and recording the live rollouts\n")
     said.write(f"abut gateway: {_status(serving)}\n")
     return 0
 
 
 def _say_where(gateway: "Gateway", said: TextIO, *, shows_key: bool) -> None:
     root = gateway.base_url.removesuffix("/v1")
-    said.write(f"abut gateway: {gateway.base_url}; a rollout of one's own: {root}/r/ID/v1\n")
+    said.write(f"abut gateway: {gateway.base_url}; for a rollout ID of your own: {root}/r/ID/v1\n")
     if shows_key:
         said.write(f"abut gateway: key {gateway.key}\n")
     said.flush()

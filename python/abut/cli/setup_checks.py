@@ -34,7 +34,7 @@ def setup_findings() -> Iterator[Finding]:
         yield _of_trl(found["trl"])
     else:
         yield Finding(
-            "warning", "TRL is not installed, so nothing trains", "pip install 'abut[trl]'"
+            "warning", "TRL is not installed, so you cannot train", "pip install 'abut[trl]'"
         )
     for name, extra in EXTRAS.items():
         if installed_version(extra.package) is not None:
@@ -55,7 +55,7 @@ def _of_trl(text: str) -> Finding:
             return Finding.of(error)
     if warned:
         return Finding("warning", str(warned[0].message))
-    return Finding("ok", f"TRL {text} is a version that abut is tested with")
+    return Finding("ok", f"abut is tested with TRL {text}")
 
 
 def _of_extra(name: str, package: str) -> Finding:
@@ -63,7 +63,7 @@ def _of_extra(name: str, package: str) -> Finding:
         installed = require_extra(name)
     except MissingExtraError as error:
         return Finding.of(error)
-    return Finding("ok", f"{package} {installed} is a version that abut.{name} takes")
+    return Finding("ok", f"abut.{name} supports {package} {installed}")
 
 
 def _of_gpus() -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def _of_gpus() -> Iterator[Finding]:
         import torch
     except Exception as error:  # a library of CUDA that is not there is an OSError
         if installed_version("torch") is None:
-            yield Finding("warning", "torch is not installed, so no model runs in this process")
+            yield Finding("warning", "torch is not installed, so models cannot run in this process")
         else:
             yield Finding("error", f"import torch raised {text_of(error)}")
         return
@@ -83,15 +83,15 @@ def gpu_findings(torch: Any) -> Iterator[Finding]:
     cuda = torch.version.cuda
     if not torch.cuda.is_available():
         if cuda is None:
-            what = f"torch {torch.__version__} is built without CUDA: models run on the CPU"
+            what = f"torch {torch.__version__} is built without CUDA, so models run on the CPU"
             yield Finding(
                 "warning", what, "fine for the examples; see pytorch.org for other builds"
             )
         else:
             yield Finding(
                 "warning",
-                f"torch is built for CUDA {cuda}, and sees no GPU: models run on the CPU",
-                "nvidia-smi shows the driver; CUDA_VISIBLE_DEVICES may hide GPUs",
+                f"torch is built for CUDA {cuda} but does not find a GPU: models run on the CPU",
+                "check the driver with nvidia-smi; CUDA_VISIBLE_DEVICES may hide GPUs",
             )
         return
     for number in range(torch.cuda.device_count()):
@@ -128,8 +128,8 @@ def vllm_findings(url: str, *, api_key: str | None = None, wait_s: float = 10.0)
     except SamplerError as error:
         tried = Finding.of(error)
     else:
-        what = f"the server at {url} answers, in a context of {sampler.max_context_tokens} tokens"
-        tried = Finding("ok", f"{what}; its logprobs are those after temperature and filters")
+        what = f"the server at {url} answers; its context is {sampler.max_context_tokens} tokens"
+        tried = Finding("ok", f"{what}, and its logprobs include temperature and filters")
     return [tried, *_of_flags(sampler.base_urls[0], api_key)]
 
 
@@ -150,14 +150,14 @@ def _of_flags(url: str, api_key: str | None) -> Iterator[Finding]:
     except AnswerError as error:
         yield Finding(
             "warning",
-            f"the server at {url} does not say its flags: {error}",
-            "set VLLM_SERVER_DEV_MODE=1 where it starts, on a network that you trust",
+            f"the server at {url} does not show its flags: {error}",
+            "start the server with VLLM_SERVER_DEV_MODE=1, but only on a network that you trust",
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        yield Finding("warning", f"the flags of the server cannot be read: {text_of(error)}")
+        yield Finding("warning", f"the server's flags cannot be read: {text_of(error)}")
     else:
         options = (f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
-        yield Finding("ok", f"its flags: {' '.join(options)}")
+        yield Finding("ok", f"the server's flags: {' '.join(options)}")
 
 
 def model_findings(name: str) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ def model_findings(name: str) -> Iterator[Finding]:
         yield Finding.of(error)
         return
     verdict = list(lines(found))[-1].strip()
-    hint = "" if found.exact else f"`abut check {name}` says where and why"
+    hint = "" if found.exact else f"run `abut check {name}` to see where and why"
     yield Finding("ok" if found.exact else "error", f"{name}: {verdict}", hint)
     yield _of_embedding(name, len(tokenizer))
 
@@ -203,7 +203,7 @@ def env_findings(env_name: str, model: str, rows: Path | None) -> Iterator[Findi
         own = getattr(env, "dataset", None)
         found: Iterable[Any] = () if own is None or not callable(own) else own(1)
         row = next(iter(read_rows(rows) if rows is not None else found), {"prompt": ""})
-        yield _of_episode(env, row, f"an episode of the reply {_SCRIPT!r}", scripted)
+        yield _of_episode(env, row, f"an episode with the reply {_SCRIPT!r}", scripted)
         sampled = load_policy(model, SamplingSettings())
         yield _of_episode(env, row, f"an episode sampled with {model}", sampled)
     except (AbutError, ValueError, TypeError, OSError) as error:
@@ -236,14 +236,12 @@ def _of_embedding(name: str, tokens: int) -> Finding:
     except (OSError, ValueError) as error:
         return Finding("warning", f"{name}: its config.json cannot be read: {error}")
     if not isinstance(rows, int):
-        return Finding("warning", f"{name}: its config.json does not say vocab_size")
-    what = f"{name}: an embedding of {rows} rows, a tokenizer of {tokens} tokens"
+        return Finding("warning", f"{name}: its config.json has no vocab_size")
+    what = f"{name}: the embedding has {rows} rows, the tokenizer {tokens} tokens"
     if rows >= tokens:
         return Finding("ok", what)
-    hint = (
-        "model.resize_token_embeddings(len(tokenizer)), or the tokenizer that the model came with"
-    )
-    return Finding("error", f"{what}: some tokens have no row", hint)
+    hint = "call model.resize_token_embeddings(len(tokenizer)), or use the model's own tokenizer"
+    return Finding("error", f"{what}, so some tokens have no row", hint)
 
 
 def _config_of(name: str) -> dict[str, Any]:

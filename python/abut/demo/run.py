@@ -81,8 +81,8 @@ def load_env(name: str) -> Any:
         if error.name is None or not module_name.startswith(error.name):
             raise
         raise ValueError(
-            f"{name!r}: no module {module_name!r}\n"
-            "hint: run in the folder of my_env.py, or install its package"
+            f"{name!r}: the module {module_name!r} cannot be found\n"
+            "hint: run abut in the folder of my_env.py, or install its package"
         ) from error
     if not hasattr(module, class_name):
         raise ValueError(f"{name!r}: module {module_name!r} has no {class_name!r}")
@@ -105,7 +105,7 @@ def load_model(name: str) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.chat_template is None:
         raise TemplateError(
-            f"the tokenizer of {name!r} has no chat template, so turns cannot be written\n"
+            f"the tokenizer of {name!r} has no chat template, so abut cannot write turns\n"
             "hint: use the model's instruct variant, or put a chat_template.jinja into its folder"
         )
     if tokenizer.pad_token_id is None:

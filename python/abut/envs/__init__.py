@@ -1,6 +1,7 @@
 """Environments: the protocols, the guards around the user's code, and the built-in ones.
 
-Those are text in, text out, standard library only, and the same for the same seed.
+The built-in environments are text in, text out, need only the standard library, and play the same
+episode for the same seed.
 """
 
 from abut.envs.built_in import CopyRowEnv, EchoEnv, WordGuessEnv

@@ -1,6 +1,6 @@
 """The attributes of the user's environment: `alive`, `reward` and `extras`, each checked.
 
-Invariant: a look at an attribute ends in a value or an `EnvError`, because a property is foreign
+Invariant: reading an attribute ends in a value or an `EnvError`, because a property is foreign
 code. The caller decides on which thread or loop that code runs.
 """
 
@@ -21,14 +21,14 @@ TAKEN_COLUMNS = frozenset(
     | {"environments", "prompts", "completions", "trainer_state", "log_extra", "log_metric"}
     | {"prompt", "completion"}  # TRL passes reward functions no column of such a name
 )
-"""The names of what abut and TRL give reward functions, which no extra may replace."""
+"""The columns that abut and TRL pass to reward functions; extras must not replace them."""
 
 
 def env_attribute(env: Any, name: str) -> Any:
-    """Return an attribute of an env, None where it has none.
+    """Return an attribute of an env, or None if it does not exist.
 
     Raises:
-        EnvError: to look at it raises.
+        EnvError: reading the attribute raises.
     """
     try:
         return getattr(env, name, None)
@@ -37,10 +37,10 @@ def env_attribute(env: Any, name: str) -> Any:
 
 
 def env_alive(env: Any) -> bool:
-    """Return True while the environment goes on.
+    """Return True until the episode has ended.
 
     Raises:
-        EnvError: the env cannot say.
+        EnvError: `alive` cannot be read, or is not a bool.
     """
     alive = env_attribute(env, "alive")
     if alive is not None and not callable(alive):
@@ -52,15 +52,15 @@ def env_alive(env: Any) -> bool:
         env,
         "step",
         f"{type(env).__name__}.alive must be True or False, got {shape_of(alive)}",
-        "set it in reset and step; a method needs @property",
+        "set alive in reset and step; if alive is a method, mark it with @property",
     )
 
 
 def env_reward_value(env: Any) -> float | None:
-    """Return the env's reward; None and NaN are no score.
+    """Return the env's reward; None and NaN mean no score.
 
     Raises:
-        EnvError: the reward is no number, or infinite.
+        EnvError: the reward is not a number, or is infinite.
     """
     reward = env_attribute(env, "reward")
     if reward is None:
@@ -76,8 +76,8 @@ def env_reward_value(env: Any) -> float | None:
         raise placed_in(
             env,
             "step",
-            f"{type(env).__name__}.reward is {value}, from which no baseline can be taken",
-            "set it to None for an episode without a score",
+            f"{type(env).__name__}.reward is {value}, but a group's baseline needs finite rewards",
+            "set reward to None for an episode without a score",
         )
     return value
 
@@ -86,8 +86,8 @@ def env_extras(env: Any) -> Extras:
     """Return a copy of the env's extras, numbers as floats; empty if it has none.
 
     Raises:
-        EnvError: they are not a dict, a name is not a text, or a value is neither a number, a text
-            nor None.
+        EnvError: they are not a dict, a key is not a string, or a value is neither a number, a
+            string nor None.
     """
     extras = env_attribute(env, "extras")
     if extras is None:
@@ -97,8 +97,8 @@ def env_extras(env: Any) -> Extras:
         raise placed_in(
             env,
             "step",
-            f"{name} must be a dict of numbers and texts by name, got {shape_of(extras)}",
-            "reward functions get what is in it; give an attribute for anything else another name",
+            f"{name} must be a dict from names to numbers and strings, got {shape_of(extras)}",
+            "reward functions get the entries of extras; use another attribute for anything else",
         )
     try:
         items = list(extras.items())
@@ -123,14 +123,14 @@ def check_extras(extras: Extras, task: RolloutTask) -> None:
         made_by = getattr(task.source, "__name__", "the environment")
         raise EnvError(
             f"{made_by}: extras has {name!r}, which is a column of {whose}\n"
-            "hint: give it another name"
+            "hint: use another name in extras"
         )
 
 
 def _name_of(env: Any, key: Any) -> str:
     if isinstance(key, str):
         return key
-    what = f"{type(env).__name__}.extras has a name that is not a text: {shape_of(key)}"
+    what = f"{type(env).__name__}.extras has a key that is not a string: {shape_of(key)}"
     raise placed_in(env, "step", what)
 
 
@@ -140,12 +140,12 @@ def _value_of(env: Any, key: Any, value: Any) -> float | str | None:
     try:
         return float(value)
     except BaseException:  # its `__float__` is foreign code
-        what = f"must be a number, a text or None, got {shape_of(value)}"
+        what = f"must be a number, a string or None, got {shape_of(value)}"
         raise placed_in(
             env,
             "step",
             f"{type(env).__name__}.extras[{key!r}] {what}",
-            "json.dumps(value) makes a text of it",
+            "json.dumps(value) turns it into a string",
         ) from None
 
 

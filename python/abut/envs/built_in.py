@@ -7,9 +7,9 @@ from typing import Self
 
 
 class EchoEnv:
-    """Says back whatever it hears, `turns` times.
+    """Repeats each action, `turns` times.
 
-    `reward` is the share of turns, of all `turns`, in which something was said: 0 to 1.
+    `reward`, 0 to 1, is the share of the `turns` in which the policy said something.
     """
 
     def __init__(self, turns: int = 3) -> None:
@@ -19,7 +19,7 @@ class EchoEnv:
         self._left = turns
 
     def reset(self, seed: str) -> tuple[Self, str]:
-        """Begin; the first text is the seed itself."""
+        """Begin the episode; the first text is the seed itself."""
         self.reward, self.alive, self._left = 0.0, True, self.turns
         return self, seed
 
@@ -36,18 +36,19 @@ class CopyRowEnv:
     """Each turn shows a row of one symbol, `Say 2222`; the right answer is that row.
 
     `reward` is the mean overlap with the row over all `turns`, 0 to 1, so it is dense: one right
-    character among noise already counts, and only the exact row, nothing more, counts in full.
-    What is right depends on what this turn shows: always the same answer earns `1/len(symbols)`.
+    character among noise already counts, and only the exact row counts in full. The right answer
+    depends on the turn: giving always the same answer earns `1/len(symbols)`.
 
-    Any text is an answer, also one that was cut by length and never closed: a model that has
-    learned nothing yet rarely emits the stop token.
+    Any text is an answer, even one that was cut at the length limit, because an untrained model
+    rarely emits the stop token.
 
     Args:
         turns: rows in one episode.
-        symbols: what a row may consist of. Digits, because tokenizers keep them apart: a row of
-            four is four tokens, so an answer of four tokens can be exact without a stop token.
-        length: symbols in a row. One would do as a task, but a row weighs more in the attention
-            of an untrained model: with `Say 2` it had not learned to read it in 120 steps.
+        symbols: the symbols of a row. The default are digits, because tokenizers do not merge them:
+            a row of four is four tokens, so an answer of four tokens can be exact without a stop
+            token.
+        length: symbols in a row. One symbol is a harder task, because an untrained model attends to
+            it less: with `Say 2`, a model had not learned to read it after 120 steps.
     """
 
     def __init__(self, turns: int = 3, symbols: str = "0123", length: int = 4) -> None:
@@ -60,7 +61,7 @@ class CopyRowEnv:
         self._turn = 0
 
     def reset(self, seed: str, *, episode_seed: int = 0) -> tuple[Self, str]:
-        """Begin; the rows follow from `seed` and `episode_seed` alone."""
+        """Begin the episode; the rows depend only on `seed` and `episode_seed`."""
         rng = random.Random(f"{episode_seed} {seed}")
         self._shown = [rng.choice(self.symbols) for _ in range(self.turns)]
         self._turn, self.reward, self.alive = 0, 0.0, True
@@ -74,7 +75,7 @@ class CopyRowEnv:
         return self, self._prompt() if self.alive else "Done."
 
     def overlap(self, answer: str, symbol: str) -> float:
-        """How much of the longer of answer and row is the row's symbol: 0 to 1."""
+        """Return the share of the longer of answer and row that is the row's symbol, 0 to 1."""
         return min(answer.count(symbol), self.length) / max(len(answer), self.length)
 
     def _prompt(self) -> str:
@@ -114,13 +115,13 @@ RULES = (
 class WordGuessEnv:
     """A word-guessing game. Text in, text out.
 
-    `reward`, 0 to 1: an unsolved game is worth up to 0.5, half the letter score of the best guess
-    (right letter 1, elsewhere 0.5, over five). A solved one is worth 1.0 at the first guess and
-    0.1 less for each further one of six, so that solving always beats not solving.
+    `reward`, 0 to 1: an unsolved game earns half the letter score of the best guess, at most 0.5
+    (a letter in the right place counts 1, elsewhere 0.5, divided by five). A game solved with the
+    first guess earns 1.0, and 0.1 less for each further one of six guesses, so solving always earns
+    more than not solving.
 
-    A guess is the last `[word]` or `<guess>word</guess>`, else the last word of five letters; any
-    case, in the list or not. An answer without one is the model's fault: it costs a guess and is
-    told so.
+    A guess is the last `[word]` or `<guess>word</guess>`, or else the last word of five letters, in
+    any case and from the list or not. An answer without a guess costs one, and the reply says so.
     """
 
     def __init__(self, guesses: int = 6) -> None:
@@ -131,7 +132,7 @@ class WordGuessEnv:
         self._left = guesses
 
     def reset(self, seed: str, *, episode_seed: int = 0) -> tuple[Self, str]:
-        """Begin; the secret follows from `seed` and `episode_seed` alone."""
+        """Begin the episode; the secret depends only on `seed` and `episode_seed`."""
         self.secret = random.Random(f"{episode_seed} {seed}").choice(WORDS)
         self._left, self.reward, self.alive = self.guesses, 0.0, True
         return self, RULES.format(guesses=self.guesses)
@@ -143,7 +144,7 @@ class WordGuessEnv:
         self.alive = self._left > 0
         guess = parse_guess(action)
         if guess is None:
-            return self, f"That is no word of five letters. {self._rest()}"
+            return self, f"That is not a word of five letters. {self._rest()}"
         if guess == self.secret:
             self.alive = False
             self.reward = 1.0 - 0.6 * used / self.guesses
@@ -160,7 +161,7 @@ class WordGuessEnv:
 
 
 def parse_guess(action: str) -> str | None:
-    """The guess in an answer, lower case; None where there is none."""
+    """Return the guess in an answer, in lower case; None if there is none."""
     marked = [angled or square for angled, square in _MARKED.findall(action)]
     if marked:
         word = marked[-1].strip().lower()
@@ -170,10 +171,10 @@ def parse_guess(action: str) -> str | None:
 
 
 def feedback(guess: str, secret: str) -> str:
-    """One mark for each letter: `G`, `Y` or `X`.
+    """Return one mark for each letter: `G`, `Y` or `X`.
 
-    A letter that the guess has more often than the secret is marked only as often as the secret
-    has it: right places first, then from the left.
+    If the guess has a letter more often than the secret, the letter gets marks only as often as the
+    secret has it: first in right places, then from the left.
     """
     marks = ["G" if a == b else "X" for a, b in zip(guess, secret, strict=True)]
     free = Counter(b for a, b in zip(guess, secret, strict=True) if a != b)

@@ -1,13 +1,12 @@
 """The protocols of environments: `Env`, `AsyncEnv`, and what a type checker accepts as one.
 
-An env never sees tokens. `reset` and `step` return `(env, reply)`: the environment that goes on
-(usually itself) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
+An env never sees tokens. `reset` and `step` return `(env, reply)`: the environment for the next
+step (usually `self`) and its reply, a string (a user turn) or a list of messages (`role: tool`, …).
 
-Invariant: a class that is played without an error passes `mypy --strict`. So the `Accepted…`
-protocols ask for as little as the guards in `guarded` do, and for less than `Env` and `AsyncEnv`,
-which are what an environment should be: attributes may be read-only, or wider
-(`reward: float | None`), parameters have any name, and `reset` may demand columns of the dataset,
-which no protocol can list.
+Invariant: a class that abut can play passes `mypy --strict`. So the `Accepted…` protocols require
+only what the guards in `guarded` require, which is less than `Env` and `AsyncEnv`: attributes may
+be read-only or wider (`reward: float | None`), parameters may have any name, and `reset` may
+require columns of the dataset, which a protocol cannot list.
 """
 
 import asyncio
@@ -22,24 +21,24 @@ Reply: TypeAlias = str | list[Message]
 
 @runtime_checkable
 class Env(Protocol):
-    """A synchronous environment, on a thread of its own from its constructor to `close`.
+    """A synchronous environment, which runs on one thread from its constructor to `close`.
 
-    All calls run there, and its attributes are looked at there, so it may hold what belongs to a
-    thread: a SQLite connection, an event loop, Playwright's synchronous API. It is no main thread:
-    `signal.signal` raises there.
+    abut makes all calls and reads all attributes on that thread, so the environment may hold
+    objects that are bound to a thread: a SQLite connection, an event loop, Playwright's synchronous
+    API. It is not the main thread, so `signal.signal` raises an error.
 
     `reset` may take more keywords: `episode_seed` (an int that the rollouts of a group share), any
-    column of the dataset, and any key of the mapping `row` in the prompt's last message. `close()`
-    is called at the end where it exists. After a step that hangs it follows when that returns, or
-    never where that never does: a thread cannot be ended.
+    column of the dataset, and any key of the mapping `row` in the prompt's last message. If the
+    environment has a method `close()`, abut calls it at the end. If a step hangs, `close` is called
+    when the step returns, or never if the step never returns, because a thread cannot be ended.
 
-    An environment that scores whole episodes has `score_episode(messages)`: called once after the
-    last step, whatever ended the episode, with all its messages, to set `reward`.
+    To score whole episodes, add a method `score_episode(messages)`. abut calls it once after the
+    episode has ended for any reason, with all messages of the episode, and it sets `reward`.
 
-    An environment with more to say than one number has `extras`, a dict of numbers, texts and None
-    by name, which abut reads after `reset`, each step and `score_episode`; the last reading counts.
-    Reward functions get them as columns, `Rollout.extras` and records keep them, and if a name has
-    a slash, abut logs the mean of its numbers.
+    For more values than one reward, add an attribute `extras`: a dict from names to numbers,
+    strings or None. abut reads it after `reset`, each step and `score_episode`; the last reading
+    counts. Reward functions get the entries as columns, and `Rollout.extras` and records keep them.
+    If a name has a slash, abut logs the mean of its numbers.
     """
 
     reward: float
@@ -56,11 +55,11 @@ class Env(Protocol):
 
 @runtime_checkable
 class AsyncEnv(Protocol):
-    """The asynchronous twin of `Env`, accepted wherever it is.
+    """An asynchronous environment, accepted wherever an `Env` is.
 
-    All of them share one event loop with asynchronous agents. If a class blocks the loop for a
-    second, abut logs it, and the class has a loop of its own from its next attempt. `close()` may
-    be a coroutine too.
+    All asynchronous environments and agents share one event loop. If a class blocks that loop for a
+    second, abut logs a warning and runs the class on a separate loop from its next attempt.
+    `close()` may be a coroutine too.
     """
 
     reward: float
@@ -76,26 +75,26 @@ class AsyncEnv(Protocol):
 
 
 class EnvLoop(Protocol):
-    """An event loop, on a thread of its own, on which asynchronous environments are played."""
+    """An event loop on a separate thread, on which asynchronous environments are played."""
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it, and return a future of the running loop; `EnvError` if this loop has ended."""
+        """Run a coroutine here and return a future; `EnvError` if this loop has ended."""
         ...
 
 
 class LoopBound:
-    """A base of abut's own `AsyncEnv`s that live on another loop than the engine's, with sockets.
+    """Base of abut's own `AsyncEnv`s that live on another loop than the engine's, with sockets.
 
-    The engine plays it right there, which spares each call two crossings between threads. A base,
-    not an attribute that any environment may have: what wraps one passes on its attributes, and
-    must not get the code of the user onto that loop.
+    The engine plays them on that loop, which saves two thread switches for each call. This is a
+    base class, not an attribute that any environment may have, because an object that wraps an
+    environment passes on its attributes, and the user's code must not run on that loop.
     """
 
     loop: EnvLoop
 
 
 AcceptedReply: TypeAlias = str | Sequence[Mapping[str, Any]]
-"""A list of any kind of messages: a `list[Message]` would refuse one of TypedDicts."""
+"""A list of messages of any type; `list[Message]` would refuse a list of TypedDicts."""
 
 
 class AcceptedEnv(Protocol):
@@ -103,17 +102,17 @@ class AcceptedEnv(Protocol):
 
     @property
     def reward(self) -> float | None:
-        """Of the episode so far; None is no score."""
+        """The reward of the episode so far; None means no score."""
         ...
 
     @property
     def alive(self) -> bool:
-        """True while the episode goes on."""
+        """True until the episode has ended."""
         ...
 
     @property
     def reset(self) -> Callable[..., tuple["AcceptedEnv", AcceptedReply]]:
-        """Begins an episode; called with the seed, and with what else it names."""
+        """Begin an episode; gets the seed and the other arguments that the signature names."""
         ...
 
     def step(self, action: str, /) -> tuple["AcceptedEnv", AcceptedReply]:
@@ -126,17 +125,17 @@ class AcceptedAsyncEnv(Protocol):
 
     @property
     def reward(self) -> float | None:
-        """Of the episode so far; None is no score."""
+        """The reward of the episode so far; None means no score."""
         ...
 
     @property
     def alive(self) -> bool:
-        """True while the episode goes on."""
+        """True until the episode has ended."""
         ...
 
     @property
     def reset(self) -> Callable[..., Awaitable[tuple["AcceptedAsyncEnv", AcceptedReply]]]:
-        """Begins an episode; called with the seed, and with what else it names."""
+        """Begin an episode; gets the seed and the other arguments that the signature names."""
         ...
 
     def step(self, action: str, /) -> Awaitable[tuple["AcceptedAsyncEnv", AcceptedReply]]:
@@ -147,16 +146,16 @@ class AcceptedAsyncEnv(Protocol):
 class AcceptedForTRL(Protocol):
     """A class for `GRPOTrainer(environment_factory=…)`, whose other methods are tools.
 
-    What `reset` returns tells it from an environment that lacks `step`: text for the prompt.
+    It differs from an environment without `step` in that its `reset` returns text for the prompt.
     """
 
     @property
     def reset(self) -> Callable[..., "Said | Awaitable[Said]"]:
-        """Begins an episode; called with the columns that it names."""
+        """Begin an episode; called with the columns that the signature names."""
         ...
 
 
 Said: TypeAlias = str | list[Any] | None
-"""A text, a list of text blocks, or nothing."""
+"""A string, a list of text blocks, or None."""
 
 AnyEnv: TypeAlias = AcceptedEnv | AcceptedAsyncEnv

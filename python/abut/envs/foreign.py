@@ -19,13 +19,13 @@ from abut.concurrency.threads import THREADS, CallQueue
 from abut.envs.task import RolloutTask
 from abut.errors import EnvError, text_of, trace_of
 
-ENV = ("an environment", "RolloutConfig.reset_timeout_s bounds a reset, step_timeout_s a step")
-AGENT = ("an agent", "RolloutConfig.rollout_timeout_s bounds a rollout")
-"""For hints: who runs the user's code, and the setting that does what its SIGALRM was to do."""
+ENV = ("an environment", "RolloutConfig.reset_timeout_s limits a reset, step_timeout_s a step")
+AGENT = ("an agent", "RolloutConfig.rollout_timeout_s limits a rollout")
+"""For hints: what runs the user's code, and the setting to use instead of SIGALRM."""
 
 
 def raised_by_env(what: str, error: BaseException, *, runs: tuple[str, str] = ENV) -> EnvError:
-    """Return the error of a call of an environment; an `EnvError` as it is."""
+    """Return an error of an environment's code as an `EnvError`; an `EnvError` unchanged."""
     if isinstance(error, EnvError):
         error.trace = error.trace or trace_of(error)
         return error
@@ -34,9 +34,9 @@ def raised_by_env(what: str, error: BaseException, *, runs: tuple[str, str] = EN
 
 
 def no_signals_hint(error: BaseException, who: str, cure: str) -> str:
-    """Return the hint for code that asks for SIGALRM, which only the main thread gets; else ""."""
+    """Return the hint for code that uses SIGALRM, which only the main thread can; else ""."""
     if isinstance(error, ValueError) and "only works in main thread" in text_of(error):
-        return f"\nhint: {who} does not run on the main thread, so it gets no signals; {cure}"
+        return f"\nhint: {who} does not run on the main thread, so it cannot use signals; {cure}"
     return ""
 
 
@@ -66,11 +66,11 @@ def place_of_code(function: Any) -> str:
 
 
 def stands_at(calls: CallQueue | None, *, behind: Collection[Path]) -> str | None:
-    """Return where the foreign code stands that the thread of a queue runs; None if it runs none.
+    """Return where the foreign code is that a queue's thread runs now; None if it runs none.
 
     Args:
         calls: the queue.
-        behind: our files that call foreign code.
+        behind: abut's files that call foreign code.
     """
     frame = None if calls is None else calls.frame()
     frames = traceback.extract_stack(frame) if frame is not None else []
@@ -78,11 +78,11 @@ def stands_at(calls: CallQueue | None, *, behind: Collection[Path]) -> str | Non
     theirs = frames[ours[-1] + 1 :] if ours else []
     if not theirs:
         return None
-    return f"It is here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
+    return f"It is now here (most recent call last):\n{''.join(traceback.format_list(theirs))}"
 
 
 async def lent_by(pool: Any, task: RolloutTask) -> Any:
-    """Wait for what a pool lends, of environments or of agents; its errors become `EnvError`s."""
+    """Wait for a pool to lend an environment or agent; errors become `EnvError`s."""
     try:
         return await pool.lend(task)
     except EnvError:
@@ -94,7 +94,7 @@ async def lent_by(pool: Any, task: RolloutTask) -> Any:
 
 
 def close_env(env: Any) -> None:
-    """Close an environment that no loop runs, if it has a `close`."""
+    """Close an environment that does not run on a loop, if it has a `close`."""
     close = getattr(env, "close", None)
     if inspect.iscoroutinefunction(close):
         asyncio.run(close())
@@ -111,7 +111,7 @@ async def close_async_env(env: Any) -> None:
 async def call_anywhere(
     function: Callable[..., Any], /, *args: Any, calls: CallQueue | None = None, **keywords: Any
 ) -> Any:
-    """Call the user's function where it holds up nothing, and return its result.
+    """Call the user's function where it does not block anything, and return its result.
 
     Args:
         function: a coroutine function is called on the running loop, any other one on a thread.
@@ -136,10 +136,10 @@ if sys.platform != "win32":
 def queue_of(env: Any) -> CallQueue:
     """Return the queue of an environment that a pool lends.
 
-    The environment keeps one thread as long as it lives, whoever plays with it.
+    The environment keeps one thread as long as it lives, in all rollouts that play it.
 
     Raises:
-        EnvError: nothing could tell when the environment ends.
+        EnvError: the environment cannot be weakly referenced, so abut could not tell when it ends.
     """
     if (calls := _LENT.get(id(env))) is not None:
         return calls

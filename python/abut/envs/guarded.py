@@ -1,8 +1,8 @@
-"""One environment of the user's while an episode is played with it, wherever its code runs.
+"""Guards one environment of the user during an episode, wherever its code runs.
 
 Invariant: a call of the environment ends in a value, an `EnvError` that names the method, or an
-`UnplayableRow`. `SystemExit` of an environment ends no training and no actor. The caller decides
-on which thread or loop this code runs, and looks at the environment only there.
+`UnplayableRow`. `SystemExit` of an environment does not end training or an actor. The caller
+decides on which thread or loop this code runs, and reads the environment only there.
 """
 
 import inspect
@@ -33,8 +33,8 @@ from abut.messages import (
 )
 
 _SET = {
-    "alive": "set self.alive: True in reset, False in the step that ends the episode",
-    "reward": "set self.reward in reset and step; None is no score",
+    "alive": "set self.alive to True in reset, and to False in the step that ends the episode",
+    "reward": "set self.reward in reset and step; None means no score",
 }
 """The hints for attributes that an environment lacks."""
 
@@ -45,9 +45,9 @@ class EnvState(NamedTuple):
     reply: Reply
     alive: bool
     reward: float | None
-    """NaN stays NaN, so that whoever plays the episode can warn of it."""
+    """NaN stays NaN, so that the engine can warn about it."""
     scores_episode: bool
-    """True if it has `score_episode`, which gets the whole episode at its end."""
+    """True if the environment has `score_episode`, which gets the whole episode at its end."""
     extras: Extras = MappingProxyType({})
 
 
@@ -59,11 +59,11 @@ class GuardedEnv:
     """One environment, from its constructor to the end of its episode.
 
     Args:
-        task: its row has what `reset` asks for.
+        task: its row has the columns that `reset` needs.
 
     Attributes:
-        env: the user's object; None until it was made or lent.
-        extras: those that it had after its last call.
+        env: the user's object; None until it was created or lent.
+        extras: the environment's extras after its last call.
     """
 
     def __init__(self, task: RolloutTask) -> None:
@@ -76,18 +76,18 @@ class GuardedEnv:
         return f"{type(self.env).__name__}.{method}"
 
     def reset_keywords(self) -> dict[str, Any]:
-        """Return what `reset` gets besides the seed.
+        """Return the keywords for `reset`, without the seed.
 
         Raises:
-            EnvError: the environment cannot say.
-            UnplayableRow: `reset` takes a column that the trainer took out of the row.
+            EnvError: `reset` cannot be read.
+            UnplayableRow: `reset` takes a column that the trainer removed from the row.
         """
         reset = env_attribute(self.env, "reset")
         check_removed(reset, self.name_of("reset"), self._task)
         return accepted_keywords(reset, self._task.columns, self._task.episode_seed)
 
     def call(self, method: str, /, *args: Any, **keywords: Any) -> Any:
-        """Call a method here, and return what it returns."""
+        """Call a method here, and return its result."""
         try:
             return getattr(self.env, method)(*args, **keywords)
         except BaseException as error:
@@ -124,10 +124,10 @@ class GuardedEnv:
         return returned
 
     def first_reply(self, returned: Any) -> Reply:
-        """Check what `reset` returned.
+        """Check the result of `reset`.
 
         Raises:
-            EnvError: it is wrong, or the episode is over before it began.
+            EnvError: the result is invalid, or the episode has already ended.
         """
         self.env, reply = check_reply(self.env, "reset", returned)
         if not env_alive(self.env):
@@ -135,22 +135,22 @@ class GuardedEnv:
                 self.env,
                 "reset",
                 f"{type(self.env).__name__}.alive is False after reset\nhint: reset must set "
-                "alive to True, also on an environment that was used before",
+                "alive to True, even if the environment was used before",
             )
         self.extras = env_extras(self.env)
         return reply
 
     def said(self, method: str, returned: Any) -> EnvState:
-        """Check what `reset` or `step` returned, and look at the environment.
+        """Check the result of `reset` or `step`, and read the environment's attributes.
 
         Raises:
-            EnvError: it is wrong.
+            EnvError: the result or an attribute is invalid.
         """
         self.env, reply = check_reply(self.env, method, returned)
         return self._state(reply)
 
     def scored(self, returned: Any = None) -> EnvState:
-        """Look at the environment after `score_episode`, which returned this.
+        """Read the environment's attributes after `score_episode`, which returned this.
 
         Raises:
             EnvError: `score_episode` is async, but the others are not.
@@ -176,7 +176,7 @@ class GuardedEnv:
 
 
 def make_env(factory: EnvFactory) -> Env | AsyncEnv:
-    """Build one environment; whatever it raises becomes an `EnvError` that names the factory."""
+    """Create one environment; any exception becomes an `EnvError` that names the factory."""
     name = getattr(factory, "__name__", repr(factory))
     try:
         env = factory()
@@ -186,7 +186,7 @@ def make_env(factory: EnvFactory) -> Env | AsyncEnv:
 
 
 async def lend_env(pool: EnvPool, task: "RolloutTask") -> Env | AsyncEnv:
-    """Wait for an environment of a pool; whatever that raises becomes an `EnvError`."""
+    """Wait for an environment of a pool; any exception becomes an `EnvError`."""
     return _with_methods(await lent_by(pool, task), f"{type(pool).__name__}.lend")
 
 
@@ -205,32 +205,32 @@ def is_surely_async(env: Any) -> bool:
 
 
 def own_loop(env: Any) -> EnvLoop | None:
-    """Return the loop that an asynchronous environment must be played on; None: the engine's."""
+    """Return the loop on which an asynchronous environment must be played; None: the engine's."""
     return env.loop if issubclass(type(env), LoopBound) else None
 
 
 def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
-    """Return `(env, reply)` as it was returned, or say what is wrong with it.
+    """Check `(env, reply)` as a method returned it, and return it.
 
     Raises:
-        EnvError: it is not a pair of an environment and a reply.
+        EnvError: the value is not a pair of an environment and a reply.
     """
     name = f"{type(env).__name__}.{method}"
     check_no_awaitable(env, method, returned)
     if not isinstance(returned, tuple) or len(returned) != 2:
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
-            hint = "a Gym step returns five values; abut.gym.GymEnv plays such objects"
+            hint = "step returns five values, as in Gym: wrap the environment in abut.gym.GymEnv"
         raise placed_in(
             env, method, f"{name} must return (env, reply), got {shape_of(returned)}", hint
         )
     following, reply = returned
     for attribute in ("reward", "alive", "step"):
         if not _has(following, attribute):
-            what = f"{name} returned {type(following).__name__} without attribute {attribute!r}"
+            what = f"{name} returned {type(following).__name__} without the attribute {attribute!r}"
             hint = _SET.get(attribute, "")
             if not hint or not _has(following, "step"):
-                hint = "the first of the pair is the environment that goes on, usually self"
+                hint = "the first item of the pair must be the environment, usually self"
             raise placed_in(env, method, what, hint)
     if isinstance(reply, str):
         return following, reply
@@ -245,7 +245,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         return following, [json_copy(message) for message in reply]
     except BaseException as error:  # a message that holds itself, a value that has no text
         raise placed(
-            EnvError(f"{name} replied with a message that raised {text_of(error)}"), trace_of(error)
+            EnvError(f"{name} replied with a message that cannot be copied: {text_of(error)}"),
+            trace_of(error),
         ) from error
 
 
@@ -257,20 +258,20 @@ def _with_images(env: Any, method: str, message: Any) -> Any:
     block = strange_block(content, known=("text", *IMAGE_BLOCKS))
     if block is not None:
         because, instead = refusal_of(block)
-        what = f"{name} replied with content of the type {block!r}, and {because}"
+        what = f"{name} replied with content of the type {block!r}, but {because}"
         raise placed_in(env, method, what, instead)
     try:
         read = with_images(content)
     except ImageError as error:
-        raise placed_in(env, method, f"{name} replied with no image: {error}") from error
+        raise placed_in(env, method, f"{name} replied with an invalid image: {error}") from error
     return message if read is content else {**message, "content": read}
 
 
 def check_no_awaitable(env: Any, method: str, returned: Any) -> None:
-    """Refuse what one method of an environment returns where the others are not async.
+    """Refuse an awaitable result of one method if the other methods are not async.
 
     Raises:
-        EnvError: it is an awaitable.
+        EnvError: the result is an awaitable.
     """
     if not isinstance(returned, Awaitable):
         return
@@ -290,7 +291,7 @@ def _with_methods(env: Any, source: str) -> Env | AsyncEnv:
             hint = "an Env has reset(seed) and step(action), and attributes reward and alive"
             if method == "step" and env is not None:
                 hint += (
-                    "; a factory of environments for TRL's environment_factory needs "
+                    "; if this is a factory for TRL's environment_factory, use "
                     "abut.trl.from_environment_factory(factory)"
                 )
             raise EnvError(
@@ -313,17 +314,17 @@ def _no_reply(name: str, reply: Any) -> tuple[str, str]:
         if isinstance(message, dict) and isinstance(message.get("role"), str):
             if message.get("content") is None:
                 said = f"message {number} of the reply of {name} has no content"
-                return said, 'a message is {"role": "tool", "content": "text"}; "" says nothing'
+                return said, 'write {"role": "tool", "content": "text"}; the content may be ""'
             if not _is_message(message):
                 content = shape_of(message["content"])
-                said = f"message {number} of the reply of {name} must have text, got {content}"
-                return said, "json.dumps(value) makes a text of it"
+                said = f"message {number} of the reply of {name} must be text, got {content}"
+                return said, "json.dumps(value) turns it into text"
     said = f"{name} must reply with a str or a list of messages, got {shape_of(reply)}"
     if isinstance(reply, dict) and "role" in reply:
         return said, "a single message needs a list around it: return self, [message]"
     if isinstance(reply, dict | list):
         return said, (
-            "json.dumps(observation) makes a text of it; a message is "
+            "json.dumps(observation) turns it into text; a message is "
             '{"role": "user", "content": "text"}'
         )
     return said, "return (self, text), or a list of messages"

@@ -62,7 +62,7 @@ def check_removed(
 
     Args:
         reset: of an environment.
-        name: what errors call it.
+        name: the function's name in errors.
         task: has the row.
         gets_seed: whether its first parameter is the seed, whatever that is called.
 
@@ -78,9 +78,9 @@ def check_removed(
     taken = [column for column in task.removed_columns if column in names or _takes_any(parameters)]
     if taken:
         raise UnplayableRow(
-            f"{name} takes the column {taken[0]!r}, which the trainer took out of the dataset's "
-            "rows: GRPOConfig(remove_unused_columns=True)\n"
-            "hint: leave that out; False is GRPOConfig's own"
+            f"{name} needs the column {taken[0]!r}, but the trainer has removed it from the "
+            "dataset, because GRPOConfig has remove_unused_columns=True\n"
+            "hint: leave remove_unused_columns out; GRPOConfig's default is False"
         )
 
 
@@ -89,7 +89,7 @@ def lacks_column(
 ) -> UnplayableRow | None:
     """Return an error if `reset` raised because its row lacks a column; None for another cause.
 
-    Only where the call itself failed: a decorator may fill in what a signature asks for.
+    Only if the call itself failed, because a decorator may fill in arguments of the signature.
     """
     if not isinstance(error, TypeError):
         return None
@@ -106,11 +106,11 @@ def lacks_column(
 
 
 def check_columns(function: Callable[..., Any], name: str, task: RolloutTask) -> None:
-    """Refuse a row without a column that a function cannot be called without.
+    """Refuse a row without a column that a function needs.
 
     Args:
-        function: gets columns by name; what it gets besides is bound to it already.
-        name: what errors call it.
+        function: gets columns by name; its other arguments are already bound.
+        name: the function's name in errors.
         task: has the row.
 
     Raises:
@@ -128,9 +128,9 @@ def check_columns(function: Callable[..., Any], name: str, task: RolloutTask) ->
 def _without_column(name: str, column: str, task: RolloutTask) -> UnplayableRow:
     has = ", ".join(map(repr, task.columns)) or "none"
     return UnplayableRow(
-        f"{name} needs the column {column!r}, which the row of prompt {task.index} does "
-        f"not have; its columns: {has}\n"
-        f"hint: add the column to the dataset, or prompt[-1]['row'][{column!r}], or give "
+        f"{name} needs the column {column!r}, but the row of prompt {task.index} only has the "
+        f"columns: {has}\n"
+        f"hint: add the column to the dataset, or set prompt[-1]['row'][{column!r}], or give "
         "the parameter a default"
     )
 
@@ -157,19 +157,19 @@ def _takes_any(parameters: list[inspect.Parameter]) -> bool:
 
 
 def check_env_factory(env: Any) -> EnvFactory | EnvPool:
-    """Return what makes or lends an environment for each episode.
+    """Check the argument `env`; return the factory or pool of environments.
 
     Raises:
-        TypeError: it is no class, factory or pool, or what looks like one environment object.
+        TypeError: it is not a class, factory or pool; or it looks like an environment object.
     """
     if is_pool(env):
         return env
     if not callable(env):
         what = "one environment object" if hasattr(env, "step") else f"{type(env).__name__}"
         raise TypeError(
-            "env must be an Env class, a factory without arguments or an environment pool, got "
-            f"{what}\n"
-            "hint: each rollout needs an environment of its own; pass the class, or lambda: Env(…)"
+            "env must be an Env class, a function without arguments that returns one, or an "
+            f"environment pool, got {what}\n"
+            "hint: each rollout needs its own environment, so pass the class, or lambda: Env(…)"
         )
     _refuse_bare_function(env)
     if inspect.isclass(env):
@@ -178,7 +178,7 @@ def check_env_factory(env: Any) -> EnvFactory | EnvPool:
 
 
 def _check_env_class(env: type) -> None:
-    """Refuse a class that abut could not make, or could not reset with a seed.
+    """Refuse a class that abut cannot instantiate, or cannot reset with a seed.
 
     Raises:
         TypeError: says what to write instead.
@@ -191,20 +191,21 @@ def _check_env_class(env: type) -> None:
             )
     if required := _required(env):
         raise TypeError(
-            f"env={env.__name__} cannot be made without {', '.join(required)}, and each rollout "
-            "makes one without arguments\n"
+            f"env={env.__name__} needs the arguments {', '.join(required)}, but abut creates an "
+            "environment for each rollout without arguments\n"
             f"hint: env=functools.partial({env.__name__}, {required[0]}=…)"
         )
     reset = inspect.getattr_static(env, "reset")
     if inspect.isfunction(reset) and not _takes_positional(reset, 2):
         raise TypeError(
-            f"env={env.__name__}: reset takes no seed, and each episode begins with reset(seed)\n"
-            f"hint: def reset(self, seed), even if the seed is not used\n{place_of(env, 'reset')}"
+            f"env={env.__name__}: reset does not accept a seed, but abut calls reset(seed)\n"
+            f"hint: write def reset(self, seed), even if you do not use the seed\n"
+            f"{place_of(env, 'reset')}"
         )
 
 
 def _required(function: Any) -> list[str]:
-    """Return the parameters that a call cannot leave out, in order."""
+    """Return the required parameters, in order."""
     return [
         parameter.name
         for parameter in _parameters(function)
@@ -225,7 +226,7 @@ def _takes_positional(function: Callable[..., Any], count: int) -> bool:
 
 
 def _refuse_bare_function(env: Any) -> None:
-    """Refuse a function with parameters: a factory has none, and an agent is marked as one.
+    """Refuse a function with parameters: a factory has none, and an agent has the decorator.
 
     Raises:
         TypeError: says how.
@@ -235,7 +236,9 @@ def _refuse_bare_function(env: Any) -> None:
     required = _required(env)
     if required or inspect.iscoroutinefunction(env):
         raise TypeError(
-            f"env={env.__name__} is a function that takes {', '.join(required) or 'nothing'}, and "
-            "a factory of environments is called without arguments\n"
-            "hint: a function that plays a whole rollout is an agent: write @abut.agent above it"
+            f"env={env.__name__} is a function with the arguments "
+            f"{', '.join(required) or 'none'}, but abut calls env without arguments to create an "
+            "environment\n"
+            "hint: if the function plays a whole rollout, it is an agent: decorate it with "
+            "@abut.agent"
         )

@@ -1,6 +1,6 @@
-"""Environments that are made for a task: with tools for the chat template, and a look at the row.
+"""Environments created for a task, with tools for the chat template and access to the row.
 
-Invariant: a source is never changed by what it is bound to, so one serves many trainers.
+Invariant: binding a source does not change it, so one source can serve many trainers.
 """
 
 import dataclasses
@@ -18,33 +18,34 @@ ForTask: TypeAlias = Callable[[RolloutTask], RolloutTask]
 
 @dataclasses.dataclass(frozen=True)
 class BoundSource:
-    """Makes environments for tasks, in conversations that one processor writes."""
+    """Creates environments for tasks, in conversations that one processor writes."""
 
     make: Callable[[RolloutTask], Env | AsyncEnv]
-    """Makes the environment of one attempt at a task."""
+    """Creates the environment of one attempt at a task."""
     name: str
-    """Its name in errors."""
+    """The source's name in errors."""
     history: Callable[[RolloutTask], Sequence[Message]] = lambda task: task.messages
-    """Returns the part of a task's messages that stands before the environment's first reply."""
+    """Returns the messages of a task that come before the environment's first reply."""
     keeps_last: bool = False
-    """True if somebody asks for the environment of the last attempt: it then lives as long as its
-    task, and so do those of the whole batch."""
+    """True to keep the environment of a task's last attempt as long as the task, for reward
+    functions that need it."""
     spoken: Callable[[Sequence[Message]], list[Message]] | None = None
     """Returns copies of a conversation's messages in which the policy's calls are `tool_calls`;
-    None: it calls nothing."""
+    None without tools."""
     tools: Tools = ()
-    """JSON schemas of what it can call."""
+    """JSON schemas of the tools."""
 
     def complete(self, task: RolloutTask) -> RolloutTask:
-        """Return the task with a source that makes its environments."""
+        """Return the task with a source that creates its environments."""
         made = TaskEnvs(self, task)
         return dataclasses.replace(task, source=made, messages=self.history(task))
 
 
 class TaskEnvs:
-    """Makes the environments of one task; if that is wanted, keeps the one of its last attempt.
+    """Creates the environments of one task, and may keep the one of the last attempt.
 
-    An environment whose constructor outlasts its attempt is not kept: another attempt plays then.
+    If a constructor takes longer than its attempt, the environment is not kept, because another
+    attempt is already playing.
     """
 
     def __init__(self, bound: BoundSource, task: RolloutTask) -> None:
@@ -57,7 +58,7 @@ class TaskEnvs:
         self._attempts = 0
 
     def __call__(self) -> Env | AsyncEnv:
-        """Make an environment for one attempt."""
+        """Create an environment for one attempt."""
         self._attempts += 1
         attempt, self.last = self._attempts, None
         env = self._bound.make(self._task)
@@ -67,14 +68,14 @@ class TaskEnvs:
 
 
 def task_envs(task: RolloutTask) -> TaskEnvs | None:
-    """Return what makes its environments, if those were made for it by an `EnvSource`."""
+    """Return the task's `TaskEnvs`; None if its environments do not come from an `EnvSource`."""
     return task.source if isinstance(task.source, TaskEnvs) else None
 
 
 def question_of(task: RolloutTask) -> str:
-    """Return the question of a prompt: its text, or that of its last user message.
+    """Return the question of a prompt: the prompt, or the text of its last user message.
 
-    `task.seed` is something else where the row has a column `seed`.
+    `task.seed` differs from it if the row has a column `seed`.
     """
     prompt = task.columns.get("prompt", task.seed)
     return prompt if isinstance(prompt, str) else last_user_text(prompt)
@@ -83,11 +84,11 @@ def question_of(task: RolloutTask) -> str:
 def bind_all(
     kinds: Iterable[Any], processor_with: Callable[[Tools], PartsProcessor]
 ) -> tuple[PartsProcessor, ForTask]:
-    """Bind the sources among `kinds`; return the first processor, and what completes a task.
+    """Bind the sources among `kinds`; return the first processor, and a function to complete tasks.
 
     Args:
-        kinds: what `RolloutTask.source` can be; at least one.
-        processor_with: makes the processor whose template shows these tools, perhaps none.
+        kinds: the possible values of `RolloutTask.source`; at least one.
+        processor_with: creates a processor whose template shows these tools, if any.
 
     Raises:
         TypeError, TemplateError: as `EnvSource.bind`.
@@ -115,7 +116,7 @@ def _processor_of(
     shown: list[tuple[Tools, PartsProcessor]],
     processor_with: Callable[[Tools], PartsProcessor],
 ) -> PartsProcessor:
-    """Return a processor that shows these tools; `shown` has those there are, and gets it."""
+    """Return a processor that shows these tools; a new one is added to `shown`."""
     for others, processor in shown:
         if list(others) == list(tools):
             return processor
@@ -124,8 +125,10 @@ def _processor_of(
         if other is processor and others and tools:
             names = [", ".join(tool["function"]["name"] for tool in one) for one in (others, tools)]
             raise TemplateError(
-                f"one processor= for environments with different tools: {names[0]}; {names[1]}\n"
-                "hint: leave processor= out, and each gets a template that shows its own"
+                f"one processor= cannot serve environments with different tools: {names[0]}; "
+                f"{names[1]}\n"
+                "hint: leave processor= out, so that each environment's template shows its own "
+                "tools"
             )
     shown.append((tools, processor))
     return processor

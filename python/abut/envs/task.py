@@ -12,18 +12,17 @@ from abut.processor import PartsProcessor
 
 @runtime_checkable
 class EnvPool(Protocol):
-    """Environments that are few, or dear to make: rollouts wait in line for one.
+    """A pool of environments that are few or expensive to create; rollouts wait for a free one.
 
-    Waiting takes as long as other rollouts play, so no limit of a rollout or a reset counts it.
+    The wait does not count towards the limits of a rollout or a reset.
     """
 
     async def lend(self, task: "RolloutTask") -> AnyEnv:
-        """Wait for an environment that no other rollout has; its `close()` gives it back.
+        """Wait for an environment that no other rollout uses; its `close()` returns it to the pool.
 
-        Runs on the loop that all rollouts wait on, so it must not block. Where it is cancelled,
-        it keeps nothing. A synchronous environment is played on the same thread each time that it
-        is lent, from `reset` to `close`, as long as it lives: what belongs to a thread is made in
-        `reset`.
+        Runs on the event loop of all rollouts, so it must not block. If it is cancelled, it must
+        not keep an environment. A synchronous environment is always played on the same thread, from
+        `reset` to `close`, so create objects that are bound to a thread in `reset`.
         """
         ...
 
@@ -33,28 +32,28 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class Bound(Protocol):
-    """A source, bound to a processor."""
+    """A source that is bound to a processor."""
 
     def complete(self, task: "RolloutTask") -> "RolloutTask":
-        """Return the task with what plays it as its source."""
+        """Return the task with the player or factory that plays it as its source."""
         ...
 
 
 @runtime_checkable
 class EnvSource(Protocol):
-    """Environments that are made for a task; `bind_all` puts what plays it in the task."""
+    """Environments created for a task; `bind_all` adds the factory to the task."""
 
     @property
     def tools(self) -> Tools:
-        """JSON schemas, which the chat template shows to the policy."""
+        """JSON schemas that the chat template shows to the policy."""
         ...
 
     def bind(self, processor: PartsProcessor) -> Bound:
-        """Return what plays tasks, in conversations that `processor` writes.
+        """Bind the source to the processor that writes the conversations.
 
         Raises:
             TypeError: the processor cannot read tool calls.
-            TemplateError: its template writes none, shows no tools, or takes no results of them.
+            TemplateError: its template does not write tool calls, show tools, or accept results.
         """
         ...
 
@@ -64,9 +63,9 @@ class RolloutPlayer:
 
 
 Source: TypeAlias = EnvFactory | EnvPool | EnvSource | RolloutPlayer
-"""Where the environment of a task comes from, or what plays the task without one.
+"""The source of a task's environment, or a player that needs none.
 
-An `EnvSource` stands in a task only until it is bound; the engine never meets one.
+A task has an `EnvSource` only until it is bound, so the engine never gets one.
 """
 
 
@@ -75,7 +74,7 @@ class RolloutTask:
     """A task, from which one rollout starts."""
 
     index: int
-    """Position in the batch: the row that it becomes."""
+    """Position in the batch, and so the number of its row."""
     rollout_id: str
     source: Source
     messages: Sequence[Message]
@@ -88,40 +87,40 @@ class RolloutTask:
     group: int = 0
     """The number of its group, counted over ranks and batches: the rollouts of one prompt."""
     member: int = 0
-    """Which one of its group it is, over all ranks."""
+    """Position in its group, counted over all ranks."""
     sample_key: str | None = None
-    """The seeds of its samples are made of this; None takes `rollout_id`."""
+    """The seeds of its samples are derived from this; None: from `rollout_id`."""
     whole_group: bool = True
-    """False if a rank's slice cuts its group, so that others play the rest."""
+    """False if other ranks play a part of its group."""
     run_id: str = ""
     """The id of the training run, the same for all of its rollouts."""
     step: int | None = None
     """The trainer's step, if there is a trainer."""
     mode: Literal["train", "eval"] = "train"
     environment: str | None = None
-    """The name of its environment, where a dict of environments is trained."""
+    """The name of its environment, if you train on a dict of environments."""
     removed_columns: Sequence[str] = ()
     """The columns that the trainer removed from the row, so that no environment can have them."""
     processor: PartsProcessor | None = None
-    """Writes its conversation; None: the engine's."""
+    """The processor that writes its conversation; None: the engine's."""
 
     @property
     def pool(self) -> EnvPool | None:
-        """The pool that lends its environment; None: `factory` makes it."""
+        """The pool that lends its environment; None: `factory` creates it."""
         return self.source if is_pool(self.source) else None
 
     @property
     def factory(self) -> EnvFactory:
-        """Makes its environment.
+        """The function that creates its environment.
 
         Raises:
-            TypeError: no factory is its source.
+            TypeError: its source is not a factory.
         """
         if not callable(self.source):
-            raise TypeError(f"{type(self.source).__name__} makes no environment of its own")
+            raise TypeError(f"{type(self.source).__name__} cannot create an environment")
         return self.source
 
 
 def is_pool(env: Any) -> TypeGuard[EnvPool]:
-    """Return whether it lends environments; the class of a pool does not."""
+    """Return whether an object is a pool; the class of a pool is not."""
     return isinstance(env, EnvPool) and not inspect.isclass(env)

@@ -122,7 +122,9 @@ class EvalTest:
             ValueError: there are no rows, or a row cannot be restored from JSON.
         """
         if self._test is None:
-            raise ValueError(f"{self.name} has no rows of its own: the dataset is the trainer's")
+            raise ValueError(
+                f"{self.name} does not have rows: it plays those of the trainer's dataset"
+            )
         rows = choose(self._test.rows(), n, shuffle=shuffle, seed=seed)
         return json_dataset(map(json_row_of, rows), ROW, self.name)
 
@@ -153,7 +155,7 @@ class EvalTest:
         """
         if self._mode == "groupwise" and not task.whole_group:
             raise UnplayableRow(
-                f"{self.name} scores the generations of a row together, and this rank has only "
+                f"{self.name} scores all generations of a row together, but this rank has only "
                 "some of them\nhint: make per_device_train_batch_size times steps_per_generation "
                 "(in evaluation per_device_eval_batch_size) a multiple of num_generations"
             )

@@ -64,8 +64,8 @@ class LoadedTest:
                 row.input_metadata.row_id = generate_id(seed=0, index=index)
         if not rows:
             raise ValueError(
-                f"{self.name} has no rows\nhint: see its input_dataset, filtered_row_ids and "
-                "max_dataset_rows, and EP_MAX_DATASET_ROWS"
+                f"{self.name} has no rows\nhint: check its input_dataset, filtered_row_ids and "
+                "max_dataset_rows, and the variable EP_MAX_DATASET_ROWS"
             )
         return rows
 
@@ -84,16 +84,16 @@ def load_test(test: Any, kwargs: Mapping[str, Any] | None) -> LoadedTest:
         name, test = _find(test)
     elif not hasattr(test, _PARAMETERS):
         raise TypeError(
-            f"eval_test({test!r}): no @evaluation_test\n"
-            'hint: name one, as in eval_test("tests.my_eval"), or pass the decorated function'
+            f"eval_test({test!r}): not an @evaluation_test\n"
+            'hint: name a test, as in eval_test("tests.my_eval"), or pass the decorated function'
         )
     else:
         name = f"{test.__module__}:{test.__name__}"
     parameters = getattr(test, _PARAMETERS)
     if isinstance(parameters, Mapping):
         raise ValueError(
-            f"{name} was decorated by an eval-protocol that is too old\n"
-            "hint: pip install 'abut[eval_protocol]' has a newer one"
+            f"{name} was decorated by a version of eval-protocol that is too old\n"
+            "hint: pip install 'abut[eval_protocol]' installs a newer one"
         )
     return LoadedTest(name, test._origin_func, parameters, _chosen(name, parameters, kwargs))
 
@@ -106,16 +106,15 @@ def _find(path: str) -> tuple[str, Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ModuleNotFoundError(
-            f"eval_test({path!r}): there is no module {error.name!r}\n"
-            "hint: as for import, its folder must be on sys.path; `python -m` puts the current "
-            "one there",
+            f"eval_test({path!r}): the module {error.name!r} cannot be found\n"
+            "hint: the module's folder must be on sys.path; `python -m` adds the current folder",
             name=error.name,
         ) from error
     tests = {key: value for key, value in vars(module).items() if hasattr(value, _PARAMETERS)}
     if not tests:
         raise ValueError(f"{module_name} has no @evaluation_test")
     if name and name not in tests:
-        raise ValueError(f"{module_name} has no test {name!r}: it has {', '.join(tests)}")
+        raise ValueError(f"{module_name} has no test {name!r}; its tests are {', '.join(tests)}")
     if not name and len(tests) > 1:
         raise ValueError(
             f"{module_name} has {len(tests)} tests: {', '.join(tests)}\n"
@@ -133,11 +132,13 @@ def _chosen(name: str, parameters: Any, kwargs: Mapping[str, Any] | None) -> Map
             listed = "\n".join(f"  kwargs={dict(choice or {})!r}" for choice in choices)
             raise ValueError(
                 f"{name} has {len(choices)} evaluation_test_kwargs:\n{listed}\n"
-                "hint: a reward is one of them: eval_test(…, kwargs=…)"
+                "hint: choose one for the reward: eval_test(…, kwargs=…)"
             )
         kwargs = choices[0] or {}
     if taken := [key for key in _RESERVED if key in kwargs]:
-        raise ValueError(f"kwargs has {taken[0]!r}, which is what the test is called with")
+        raise ValueError(
+            f"kwargs has {taken[0]!r}, but abut passes this argument to the test itself"
+        )
     return dict(kwargs)
 
 
@@ -183,8 +184,8 @@ def _filtered(rows: list[Any], test: LoadedTest) -> list[Any]:
         return rows
     if p.data_loaders is not None:
         raise ValueError(
-            f"{test.name} has preprocess_fn and data_loaders\n"
-            "hint: give preprocess_fn to the data loader, as Eval Protocol asks"
+            f"{test.name} has both preprocess_fn and data_loaders\n"
+            "hint: pass preprocess_fn to the data loader, as Eval Protocol requires"
         )
     return list(p.preprocess_fn(rows))
 
@@ -227,6 +228,6 @@ def _text_of(row: Any) -> str:
         changed = [key for key in before if before[key] != after.get(key)]
         raise ValueError(
             f"row {row.input_metadata.row_id!r}: {', '.join(changed)} cannot be kept as JSON\n"
-            "hint: lists, dicts with texts as keys, texts, numbers and booleans can"
+            "hint: use lists, dicts with string keys, strings, numbers and booleans"
         )
     return text

@@ -122,7 +122,7 @@ def create_openenv_vllm_rollout_func(
     for name in processor_kwargs or {}:
         if name not in (*_ARGUMENTS, "num_generations"):  # that of the trainer counts
             raise TypeError(
-                f"processor_kwargs has {name!r}, which cannot be followed: it may have "
+                f"processor_kwargs has {name!r}, which this helper does not support; it supports "
                 f"{', '.join(sorted(_ARGUMENTS))}"
             )
     given |= {k: v for k, v in (processor_kwargs or {}).items() if k in _ARGUMENTS}
@@ -154,9 +154,9 @@ def _check_processor(processor_cls: Any) -> None:
 
     if processor_cls not in (None, OpenEnvRolloutProcessor):
         raise ValueError(
-            f"processor_cls={getattr(processor_cls, '__name__', processor_cls)}: this helper plays "
-            "what OpenEnvRolloutProcessor plays\nhint: give an @evaluation_test your processor, "
-            'and write make_rollout_func(eval_test("module:test"))'
+            f"processor_cls={getattr(processor_cls, '__name__', processor_cls)}: this helper "
+            "supports only OpenEnvRolloutProcessor\nhint: give an @evaluation_test your processor, "
+            'and call make_rollout_func(eval_test("module:test"))'
         )
 
 
@@ -177,12 +177,12 @@ def _source(test: LoadedTest | None, given: Mapping[str, Any]) -> OpenEnvSource:
         if test is not None:
             raise ValueError(
                 f"{test.name} has a {type(processor).__name__}, which has no OpenEnv environment\n"
-                f'hint: make_rollout_func(eval_test("{test.name}")) plays it, or give env_factory='
+                f'hint: call make_rollout_func(eval_test("{test.name}")), or pass env_factory='
             )
-        raise ValueError("no environment: give env_factory=, env_client_cls= or env_path=")
+        raise ValueError("no environment: pass env_factory=, env_client_cls= or env_path=")
     for name in ("prompt_builder", "action_parser"):
         if name not in {*named, *of_test}:
-            raise ValueError(f"no {name}: give one, or an env_path= whose test has one")
+            raise ValueError(f"no {name}: pass {name}=, or an env_path= whose test has one")
     chosen = {**_OWN, **of_test, **named}
     source = {name: value for name, value in chosen.items() if name in _OF_SOURCE}
     starts = chosen.get("env_factory") is None and chosen.get("env_base_url") is None

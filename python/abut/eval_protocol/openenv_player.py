@@ -106,9 +106,9 @@ class OpenEnvPlayer:
             if "CAPACITY_REACHED" not in str(error):
                 raise
             raise EnvError(
-                f"{text_of(error)}\nhint: the server gives no more sessions: give the test "
-                "max_concurrent_rollouts=, or play the server with abut.openenv.OpenEnv, which "
-                "waits in line"
+                f"{text_of(error)}\nhint: the server has no free session: give the test "
+                "max_concurrent_rollouts=, or use abut.openenv.OpenEnv, which waits for a free "
+                "session"
             ) from error
         finally:
             self._closing.append(env.close())
@@ -125,8 +125,9 @@ class OpenEnvPlayer:
         result = await env.reset()
         if result.done:
             raise EnvError(
-                "the environment is done at reset, so there is nothing to play\n"
-                "hint: see which task it was given; env_vars=, tasks= and env_factory= decide that"
+                "the environment was done right after reset\n"
+                "hint: check the environment's task, which env_vars=, tasks= and env_factory= "
+                "choose"
             )
         for step in range(1, self._max_steps + 1):
             if result.done:

@@ -59,8 +59,8 @@ class OpenEnvSource:
         }
         if given["tasks"] and (given["env_factory"] or given["env_base_url"]):
             logger.warning(
-                "the tasks of this %s say nothing beside env_factory and env_base_url, in "
-                "evaluation neither",
+                "abut ignores the tasks of this %s, because it has env_factory or env_base_url; "
+                "Eval Protocol ignores them in evaluation too",
                 type(processor).__name__,
             )
             given["tasks"] = None
@@ -74,19 +74,20 @@ class OpenEnvSource:
         """
         if self.tasks and not self.task_var:
             raise ValueError(
-                "tasks= without task_var=\nhint: task_var names the environment variable that the "
-                "server reads its task from"
+                "tasks= needs task_var=\nhint: task_var names the environment variable from which "
+                "the server reads its task"
             )
         if self.env_factory is None and self.env_client_cls is None:
             raise ValueError(
-                "no environment: env_factory= makes one, env_client_cls= is a client's class"
+                "no environment: pass env_factory=, or the class of a client as env_client_cls="
             )
         if self.tasks and (self.env_factory is not None or self.env_base_url is not None):
             raise ValueError(
-                "tasks= rotate through a variable of containers that are started here, and "
-                "env_factory= or env_base_url= starts none\n"
-                "hint: leave tasks= out; for a running server abut.openenv.OpenEnv(tasks=…) sends "
-                "each group's task with reset"
+                "tasks= needs containers that abut starts, because the tasks are set by an "
+                "environment variable, but with env_factory= or env_base_url= abut does not start "
+                "any\n"
+                "hint: leave tasks= out; for a running server use abut.openenv.OpenEnv(tasks=…), "
+                "which sends each group's task with reset"
             )
 
     def task_of(self, group: int) -> str | None:
@@ -124,8 +125,8 @@ class OpenEnvSource:
         given = {k: v for k, v in offered.items() if k in takes and v is not None}
         if self.default_headers and not {"headers", "default_headers"} & given.keys():
             raise ValueError(
-                f"{self.env_client_cls.__name__} takes no headers, and default_headers= has some\n"
-                "hint: env_factory=lambda: … makes a client that sends them"
+                f"default_headers= cannot be sent, because {self.env_client_cls.__name__} does not "
+                "accept headers\nhint: pass env_factory=lambda: … with a client that sends them"
             )
         return self.env_client_cls(base_url=self.env_base_url, **given)
 

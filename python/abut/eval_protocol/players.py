@@ -24,11 +24,11 @@ from abut.eval_protocol.openenv_source import OpenEnvSource
 logger = logging.getLogger(__name__)
 
 _REFUSED = {
-    "RemoteRolloutProcessor": "it has a service elsewhere roll out, and asks a tracing service "
-    "what became of it: neither comes by the policy's endpoint",
-    "GithubActionRolloutProcessor": "it has GitHub roll out, where the policy's endpoint cannot "
-    "be reached",
-    "NoOpRolloutProcessor": "it asks no model, so there is nothing to train",
+    "RemoteRolloutProcessor": "its rollouts run in a remote service, which does not use the "
+    "policy's endpoint",
+    "GithubActionRolloutProcessor": "its rollouts run on GitHub, which cannot reach the policy's "
+    "endpoint",
+    "NoOpRolloutProcessor": "it does not call a model",
 }
 """Processors that cannot train, by the names of their classes, and the reason."""
 
@@ -78,7 +78,7 @@ def player_of(test: LoadedTest) -> Player:
         if cls.__module__.startswith("eval_protocol.") and (why := _REFUSED.get(cls.__name__)):
             raise ValueError(
                 f"{test.name} has a {type(processor).__name__}, which cannot train: {why}\n"
-                "hint: give the test a processor that asks completion_params['base_url'], such as "
+                "hint: give the test a processor that calls completion_params['base_url'], such as "
                 "SingleTurnRolloutProcessor, AgentRolloutProcessor or your own"
             )
     from eval_protocol.pytest.openenv_rollout_processor import OpenEnvRolloutProcessor
@@ -86,8 +86,9 @@ def player_of(test: LoadedTest) -> Player:
     if isinstance(processor, OpenEnvRolloutProcessor):
         if processor.policy_factory is not None:
             raise ValueError(
-                f"{test.name}: OpenEnvRolloutProcessor(policy_factory=…) samples elsewhere\n"
-                "hint: leave policy_factory out, the policy is the one that is trained"
+                f"{test.name}: OpenEnvRolloutProcessor(policy_factory=…) samples from another "
+                "model\n"
+                "hint: leave policy_factory out, so that the processor uses the trained policy"
             )
         if type(processor).__call__ is OpenEnvRolloutProcessor.__call__:
             return OpenEnvPlayer(
@@ -179,9 +180,10 @@ class ProcessorPlayer:
             if not self._blocks:
                 self._blocks = True
                 logger.warning(
-                    "%s blocks its event loop, so each of its rollouts has a loop and a thread of "
-                    "its own from now on; those on the first one end by rollout_timeout_s\n"
-                    "hint: await instead, or asyncio.to_thread(…)",
+                    "%s blocks its event loop. From now on abut runs each of its rollouts on a "
+                    "separate loop and thread; the rollouts on the blocked loop end after "
+                    "rollout_timeout_s\n"
+                    "hint: use await or asyncio.to_thread(…) for calls that block",
                     type(self._processor).__name__,
                 )
         return None if self._blocks else loop
@@ -227,11 +229,11 @@ class ProcessorPlayer:
         if not isinstance(tasks, list) or len(tasks) != 1 or not inspect.isawaitable(tasks[0]):
             raise TypeError(
                 f"{name} returned {str(tasks)[:120]} for one row\n"
-                "hint: a processor returns a list of tasks, one for each row"
+                "hint: a processor must return a list of tasks, one for each row"
             )
         played = await tasks[0]
         if not isinstance(played, EvaluationRow):
-            raise TypeError(f"{name}: its task gave {type(played).__name__}, not its row")
+            raise TypeError(f"{name}: the task returned {type(played).__name__}, not its row")
         return played
 
 

@@ -31,7 +31,7 @@ SAMPLE = 8
 """How many rollouts of each batch have their tokens in the log; a "sample" has only these."""
 
 _GIVES_UP = 3
-_GIVEN_UP = "the batch was given up"
+_GIVEN_UP = "the batch was stopped"
 _MOST_WAITING = 4096
 _STEP = re.compile(r"step-(\d+)")
 
@@ -104,7 +104,8 @@ class RowLog:
     def _later(self, make: Callable[[], Any]) -> None:
         if not self._waiting.acquire(blocking=False):
             self._once.warn(
-                "waits", "more rows wait to be logged than the store takes: some are left out"
+                "waits",
+                "more rows wait to be logged than the store holds, so abut leaves some out",
             )
             return
         if self._pool is None:
@@ -119,8 +120,9 @@ class RowLog:
             if changed:
                 self._once.warn(
                     "fits",
-                    f"ep logs could not show {', '.join(changed)} of a row, and would show none of "
-                    "its store: it was cut to size or left out there; rewards are as they were",
+                    f"ep logs cannot show {', '.join(changed)} of a row and would then hide all "
+                    "rows, so abut shortened the value or left it out of the log; rewards do not "
+                    "change",
                 )
             self._logger().log(row)
             self._failed = 0
@@ -128,7 +130,7 @@ class RowLog:
             self._failed += 1
             self._once.warn(
                 "fails",
-                f"a row could not be logged for ep logs, training goes on: {text_of(error)}",
+                f"a row could not be written for ep logs; training continues: {text_of(error)}",
             )
         finally:
             self._waiting.release()

@@ -93,7 +93,7 @@ class Scorer:
         return [
             self._score_of(scored[_id_of(row)])
             if _id_of(row) in scored
-            else Score(None, row, why_not=f"{self._test.name} left the row out")
+            else Score(None, row, why_not=f"{self._test.name} did not return the row")
             for row in rows
         ]
 
@@ -120,9 +120,9 @@ class Scorer:
         if not self._in_child:
             self._in_child = True
             logger.warning(
-                "%s sets a signal handler, as signal.alarm needs, and only a main thread may. So "
-                "its body runs in a forked child process from now on; what it keeps in globals is "
-                "lost",
+                "%s sets a signal handler, as for signal.alarm, which is possible only on a main "
+                "thread. From now on abut runs the test in a forked child process, so changes of "
+                "global variables are lost",
                 self._test.name,
             )
         return True
@@ -134,7 +134,7 @@ class Scorer:
             limit_s = self._row_timeout_s * count
             return await deadline.keep(call, limit_s, spared=lambda: turn.waited_s)
         except DeadlineExpired:
-            return _Nothing(f"row_timeout_s={self._row_timeout_s:g} is over")
+            return _Nothing(f"the test took longer than row_timeout_s={self._row_timeout_s:g}")
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
@@ -162,11 +162,11 @@ class Scorer:
 
     def _score_of(self, row: Any) -> Score:
         if row.evaluation_result is None:
-            self._say_unscored("no result", "it set no evaluation_result")
+            self._say_unscored("no result", "it did not set evaluation_result")
         return _score_of(row)
 
     def _say_unscored(self, kind: str, why: str) -> None:
-        said = "%s gave no score: %s. Those rollouts have no reward."
+        said = "%s did not give a score, so its rollouts have no reward: %s"
         self._once.warn(kind, said, self._test.name, why)
 
     def _say_nothing(self, nothing: "_Nothing") -> None:
@@ -176,17 +176,17 @@ class Scorer:
             self._say_unscored(kind, why)
         elif self._once.is_first(kind):
             logger.warning(
-                "%s gave no score: %s\n%s\nOthers of its kind are in the debug log; those rollouts "
-                "have no reward.",
+                "%s did not give a score, so its rollouts have no reward: %s\n%s\nabut logs "
+                "further failures of this kind at debug level.",
                 self._test.name,
                 why,
                 "" if error is None else trace_of(error),
             )
         else:
-            logger.debug("%s gave no score: %s", self._test.name, why)
+            logger.debug("%s did not give a score: %s", self._test.name, why)
 
     def _no_row(self, row: Any, kind: str) -> Score:
-        why = f"{self._test.name} returned {kind}, not what it was called with"
+        why = f"{self._test.name} returned {kind}, not the rows it was called with"
         self._say_nothing(_Nothing(why))
         return Score(None, row, why_not=why, is_fault=True)
 
@@ -228,7 +228,7 @@ def _id_of(row: Any) -> Any:
 def _score_of(row: Any) -> Score:
     result = row.evaluation_result
     if result is None:
-        return Score(None, row, why_not="the test set no evaluation_result")
+        return Score(None, row, why_not="the test did not set evaluation_result")
     said = result.metrics or {}
     numbers = {name: finite(one.score) for name, one in said.items() if one.is_score_valid}
     metrics = {name: number for name, number in numbers.items() if number is not None}

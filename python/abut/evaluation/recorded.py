@@ -80,7 +80,11 @@ class Comparison:
 
     def __str__(self) -> str:
         low, high = self.interval
-        alone = f", {self.unpaired} rows left out that only one has" if self.unpaired else ""
+        alone = (
+            f", {self.unpaired} rows left out because only one evaluation has them"
+            if self.unpaired
+            else ""
+        )
         return (
             f"{self.difference:+.4g} (95 % interval {low:+.4g} to {high:+.4g}, "
             f"{self.paired} rows{alone})"
@@ -97,7 +101,7 @@ def compare(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Compariso
     if not shared:
         raise ValueError(
             f"the two evaluations have no row in common: {len(ours)} and {len(theirs)} rows with a "
-            "score\nhint: rows are the same if all of their columns are"
+            "score\nhint: two rows are the same only if all their columns are equal"
         )
     differences = np.array([ours[key] - theirs[key] for key in shared])
     low, high = np.percentile(_drawn_means(differences), [2.5, 97.5])

@@ -40,12 +40,14 @@ class PassAt(Mapping[int, float]):
             ValueError: `j` is not positive, or a row has fewer rollouts.
         """
         if not isinstance(j, int) or j < 1 or not self._counts:
-            raise ValueError(f"pass_at[{j!r}]: expected a whole number from 1 on, and rows")
+            raise ValueError(
+                f"pass_at[{j!r}]: expected a whole number of at least 1 and an evaluation with rows"
+            )
         for row, (played, _) in enumerate(self._counts):
             if played < j:
                 raise ValueError(
-                    f"pass_at[{j}] needs {j} rollouts of each row, and row {row} has {played}\n"
-                    f"hint: k={j} or more; a rollout without a score counts only if it failed"
+                    f"pass_at[{j}] needs {j} rollouts of each row, but row {row} has {played}\n"
+                    f"hint: pass k={j} or more; a rollout without a score counts only if it failed"
                 )
         return sum(1 - comb(n - c, j) / comb(n, j) for n, c in self._counts) / len(self._counts)
 

@@ -86,7 +86,9 @@ class ByHand:
             self._told = functions
             for function in functions:
                 self._out.write(printable(f"[tool] {json.dumps(function, ensure_ascii=False)}\n"))
-            self._out.write("[tool] to call one: its name, a space, and its arguments as JSON\n\n")
+            self._out.write(
+                "[tool] to call a tool, type its name, a space, and its arguments as JSON\n\n"
+            )
         try:
             # On a daemon thread, because another one would keep the process alive while it waits.
             typed = await THREADS.ask(lambda: self._ask("you> "))

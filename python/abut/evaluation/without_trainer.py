@@ -178,7 +178,7 @@ class Plan:
         watch: Callable[[SampleRequest], None] | None = None,
     ) -> None:
         if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k={k!r}: how often each row is played must be 1 or more")
+            raise ValueError(f"k={k!r}: must be 1 or more; each row is played k times")
         policy = replace(
             _policy_of(sampler, tokenizer, sampling, processor),
             progress=watch is None and find_spec("tqdm") is not None,
@@ -278,9 +278,9 @@ def _rows_of_file(path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+                raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: not a JSON object: {line[:80]!r}")
+                raise ValueError(f"{path}, line {number} is not a JSON object: {line[:80]!r}")
             yield row
 
 
@@ -305,7 +305,8 @@ def _policy_of(
     is_model = hasattr(sampler, "generate") and hasattr(sampler, "config")
     if sampling is not None and not (is_url or is_model):
         raise TypeError(
-            f"sampling= with a {type(sampler).__name__}, which has settings of its own\n"
+            f"sampling= cannot be used with a {type(sampler).__name__}, which has its own "
+            "settings\n"
             "hint: pass the settings to the sampler"
         )
     name = tokenizer
@@ -313,8 +314,8 @@ def _policy_of(
         name = sampler.config.name_or_path
     if not name:
         raise TypeError(
-            "tokenizer= is missing: the sampler does not say which tokenizer its model has\n"
-            "hint: tokenizer='Qwen/Qwen3-8B', a folder, or a tokenizer object"
+            "tokenizer= is missing, and abut cannot get it from this sampler\n"
+            "hint: pass tokenizer='Qwen/Qwen3-8B', a folder, or a tokenizer object"
         )
     processing_class = load_hf_tokenizer(name) if isinstance(name, str | os.PathLike) else name
     hf_tokenizer = tokenizer_of(processing_class)

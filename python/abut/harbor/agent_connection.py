@@ -127,10 +127,11 @@ class AgentConnection:
         ).startswith("openai")
         if (found.execution_base_url, found.api_key) != (right, _EXAMPLE.api_key) or is_foreign:
             raise ValueError(
-                f"harbor_tasks(agent={self.name!r}): this agent does not ask an endpoint of "
-                "OpenAI's protocols that its environment names\n"
-                'hint: agent="terminus-2", "claude-code" or "codex", or "module:Class" with an '
-                "agent of your own"
+                f"harbor_tasks(agent={self.name!r}): abut cannot connect this agent to the policy, "
+                "because its environment variables do not name an endpoint of OpenAI's protocols\n"
+                'hint: use agent="terminus-2", "claude-code" or "codex", or "module:Class" for '
+                "your "
+                "own agent"
             )
 
 

@@ -93,7 +93,7 @@ def harbor_tasks(
 
 @stays(
     "its trials run in this process",
-    hint="send its arguments, and make it in the process that trains",
+    hint="send its arguments, and create it in the process that trains",
 )
 class HarborTasks:
     """An agent whose rollouts are trials of Harbor; `harbor_tasks` makes it.
@@ -177,11 +177,11 @@ class HarborTasks:
         try:
             result = await self._result(path, endpoint)
         except Exception as error:  # such as a folder that is gone
-            raise EnvError(f"{self.name}: {path.name} cannot be tried: {text_of(error)}") from error
+            raise EnvError(f"{self.name}: {path.name} cannot be run: {text_of(error)}") from error
         score = TrialScore.of(result, self._reward, self.name)
         if score.errors and not endpoint.calls:
             raise EnvError(
-                f"{self.name}: the trial of {path.name} failed before its agent made a call: "
+                f"{self.name}: the trial of {path.name} failed before the agent made a call: "
                 + "; ".join(score.errors)
             )
         self._scores[task.rollout_id] = score
@@ -286,11 +286,11 @@ class HarborTasks:
         host = urlsplit(gateway.base_url).hostname or ""
         if _is_loopback(host):
             raise EnvError(
-                f"{self.name}: {self._connection.name} runs inside {kind.value}, and cannot reach "
-                f"the gateway at {host} from there\n"
+                f"{self.name}: {self._connection.name} runs inside {kind.value} and cannot reach "
+                f"the gateway at {host}\n"
                 'hint: make_rollout_func(…, gateway=Gateway(host="0.0.0.0", port=8100, '
                 'public_url="http://172.17.0.1:8100")), with an address of this machine that '
-                "containers reach"
+                "containers can reach"
             )
 
     def _check_environment(self) -> None:
@@ -327,15 +327,15 @@ def _task_folders(root: Path) -> list[Path]:
 
     if not root.is_dir():
         raise ValueError(
-            f"harbor_tasks({str(root)!r}): there is no such folder\n"
-            "hint: `harbor datasets download NAME` fetches a dataset of Harbor's registry"
+            f"harbor_tasks({str(root)!r}): the folder does not exist\n"
+            "hint: `harbor datasets download NAME` downloads a dataset from Harbor's registry"
         )
     found = [root] if (root / "task.toml").exists() else sorted(root.iterdir())
     tasks = [path for path in found if (path / "task.toml").exists()]
     if not tasks:
         raise ValueError(
             f"harbor_tasks({str(root)!r}): no folder in it has a task.toml\n"
-            "hint: name the folder of a task, or one whose folders are tasks"
+            "hint: name the folder of a task, or a folder of such folders"
         )
     for path in tasks:
         try:
@@ -365,8 +365,8 @@ def _environment_config(environment: str) -> Any:
     kinds = [kind.value for kind in EnvironmentType]
     if environment not in kinds:
         raise ValueError(
-            f"harbor_tasks(environment={environment!r}): Harbor has {', '.join(kinds)}\n"
-            "hint: or 'module:Class', an environment of your own"
+            f"harbor_tasks(environment={environment!r}): expected one of Harbor's environments: "
+            f"{', '.join(kinds)}\nhint: or name your own environment as 'module:Class'"
         )
     return EnvironmentConfig(type=environment)
 

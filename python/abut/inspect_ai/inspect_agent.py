@@ -121,8 +121,8 @@ def inspect_task(
 
 
 @stays(
-    "it has an eval of this process",
-    hint="send its arguments, and make it in the process that trains",
+    "it holds an eval of this process",
+    hint="send its arguments, and create it in the process that trains",
 )
 class InspectTask:
     """An agent that plays and scores samples of a task of Inspect; `inspect_task` makes it.
@@ -188,8 +188,10 @@ class InspectTask:
             for id_, sample in self._samples.items():
                 if "image" in content_types(sample):
                     raise EnvError(
-                        f"sample {id_!r} of {self.name} has an image, and the policy takes none\n"
-                        "hint: train a vision-language model, or leave it out by sample_id="
+                        f"sample {id_!r} of {self.name} has an image, but the policy does not "
+                        "accept images\n"
+                        "hint: train a vision-language model, or leave the sample out with "
+                        "sample_id="
                     )
         self._batches += 1
         self._batch = _InspectBatch(gateway, new_session(), self._batches)
@@ -209,8 +211,8 @@ class InspectTask:
         id_ = json.loads(row_text(task, SAMPLE, self.name))
         if id_ not in self._samples:
             raise UnplayableRow(
-                f"{self.name} has no sample {id_!r}\nhint: make its dataset anew: {self.name}."
-                "dataset()"
+                f"{self.name} has no sample {id_!r}\nhint: create the dataset again with "
+                f"{self.name}.dataset()"
             )
         feed = await batch.joined(lambda: self._join(batch, task))
         sample = self._samples[id_]

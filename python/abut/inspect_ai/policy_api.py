@@ -36,8 +36,8 @@ NAME = "policy"
 """The policy's name in logs."""
 
 JUDGES = (
-    "a scorer asks the policy for a judgement\n"
-    'hint: model_roles={"grader": "openai/…"} names another model'
+    "a scorer calls the policy to grade an answer\n"
+    'hint: name another model with model_roles={"grader": "openai/…"}'
 )
 
 # Inspect would start with 20 calls at once and adapt to rate limits, which the gateway lacks.
@@ -105,7 +105,7 @@ class SampleAttempt:
                 answer = await response.json()
                 status = response.status
         except (ClientError, OSError) as error:
-            raise PolicyCallError(f"the gateway cannot be asked: {error!r}") from error
+            raise PolicyCallError(f"the gateway cannot be reached: {error!r}") from error
         if status == 200:
             return answer if isinstance(answer, Mapping) else {}
         refusal = answer["error"]
@@ -257,7 +257,9 @@ def _part(part: Content) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     if part.type == "image":
         return {"type": "image_url", "image_url": {"url": part.image}}
-    raise PolicyCallError(f"a message has content of the type {part.type!r}: expected text, images")
+    raise PolicyCallError(
+        f"a message has content of type {part.type!r}, but abut accepts only text and images"
+    )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

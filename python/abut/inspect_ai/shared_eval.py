@@ -195,7 +195,7 @@ class SharedEval:
             waits = {self._eval, feed.ready, feed.ended}
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not feed.ready.done():
-                raise UnplayableRow(f"{feed.key[0]} cannot begin: {self._why_ended(feed)}")
+                raise UnplayableRow(f"{feed.key[0]} cannot start: {self._why_ended(feed)}")
             if self._context is None:
                 self._context = feed.ready.result()
                 # Inspect has set its own level, which would hide the user's log messages.
@@ -218,7 +218,7 @@ class SharedEval:
         await asyncio.wait({running}, timeout=seconds)
         if running.done():
             return
-        logger.warning("an eval of Inspect has not ended within %g s, and is cancelled", seconds)
+        logger.warning("an eval of Inspect did not end within %g s, so abut cancels it", seconds)
         running.cancel()
         await asyncio.wait({running}, timeout=_CANCEL_S)
 
@@ -249,8 +249,9 @@ class SharedEval:
             why = text_of(error)
             if isinstance(error, RuntimeError) and "oncurrent calls to eval_async" in why:
                 why = (
-                    "this process runs another eval of Inspect, and Inspect allows one at a time\n"
-                    "hint: run the other one before or after training, or in another process"
+                    "this process already runs an eval of Inspect, and Inspect allows only one at "
+                    "a time\n"
+                    "hint: run the other eval before or after training, or in another process"
                 )
         finally:
             for feed in self.feeds.values():
@@ -296,22 +297,22 @@ async def claim_eval(feed: TaskFeed, folder: LogFolder, model: Model) -> SharedE
             running = _current
         if running.loop is not loop:
             raise UnplayableRow(
-                f"{feed.key[0]} cannot begin: another batch of this process plays tasks of "
-                "Inspect, and Inspect allows one eval at a time\n"
-                "hint: play one batch after the other, or in several processes"
+                f"{feed.key[0]} cannot start: another batch of this process plays tasks of "
+                "Inspect, and Inspect allows only one eval at a time\n"
+                "hint: play the batches one after the other, or in separate processes"
             )
         if not running.is_over:
             break
         await running.end(_CANCEL_S)  # an interrupted batch left it
         if not running.has_ended:
             raise UnplayableRow(
-                f"{feed.key[0]} cannot begin: the eval of the batch before does not end\n"
-                "hint: a tool or solver of it may ignore that it is cancelled"
+                f"{feed.key[0]} cannot start: the eval of the previous batch does not end\n"
+                "hint: check whether one of its tools or solvers ignores cancellation"
             )
     if running.folder != folder:
         raise UnplayableRow(
-            f"{feed.key[0]} cannot begin: it logs to {folder.path}, and another task of the batch "
-            f"to {running.folder.path}\nhint: give them one log_dir"
+            f"{feed.key[0]} cannot start: it logs to {folder.path}, but another task of the batch "
+            f"logs to {running.folder.path}\nhint: give both the same log_dir"
         )
     running.feeds[feed.key] = feed
     return running

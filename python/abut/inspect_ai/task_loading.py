@@ -34,8 +34,8 @@ def load_task(task: Any, args: Mapping[str, Any]) -> Any:
     if isinstance(task, Task):
         if args:
             raise ValueError(
-                "task_args is for a function or a name, and this is a Task\n"
-                "hint: inspect_task(my_task, task_args=…), with the function itself"
+                "task_args needs a function or a name, but you passed a Task\n"
+                "hint: pass the function itself: inspect_task(my_task, task_args=…)"
             )
         return task
     if isinstance(task, str):
@@ -47,7 +47,7 @@ def load_task(task: Any, args: Mapping[str, Any]) -> Any:
     if not isinstance(made, Task):
         raise TypeError(
             f"inspect_task({task!r}): {type(made).__name__} is not a Task of Inspect\n"
-            'hint: a Task, a function with @task, "package/task" or "file.py@task"'
+            'hint: pass a Task, a function with @task, "package/task" or "file.py@task"'
         )
     return made
 
@@ -72,7 +72,8 @@ def _from_file(spec: str, args: Mapping[str, Any]) -> Any:
                 listed = ", ".join(found) or "none"
                 raise ValueError(
                     f"inspect_task({spec!r}): the tasks of {path.name} are {listed}\n"
-                    f'hint: name one, as in inspect_task("{place}@{next(iter(found), "task")}")'
+                    "hint: name one of them, as in "
+                    f'inspect_task("{place}@{next(iter(found), "task")}")'
                 )
             return found[name](**args)
         finally:
@@ -97,8 +98,8 @@ def _from_registry(name: str, args: Mapping[str, Any]) -> Any:
         made = registry_create("task", name, **args)
     except LookupError:
         raise ValueError(
-            f"inspect_task({name!r}): Inspect knows no such task\n"
-            "hint: is its package installed? A task of a file is named as in "
+            f"inspect_task({name!r}): Inspect does not know this task\n"
+            "hint: install the task's package, or name the task of a file as in "
             'inspect_task("file.py@task")'
         ) from None
     # registry_create returns the function itself if it is not annotated to return a Task.
@@ -120,8 +121,8 @@ def load_samples(
     """
     if task.sample_source is not None:
         raise ValueError(
-            f"{task.name} makes its samples while it runs (SampleSource)\n"
-            "hint: give the task a dataset"
+            f"{task.name} creates its samples while it runs (SampleSource), but training needs a "
+            "dataset\nhint: give the task a dataset"
         )
     samples = {}
     seen = set()
@@ -141,7 +142,9 @@ def load_samples(
         start, end = (0, limit) if isinstance(limit, int) else limit
         samples = {id_: samples[id_] for id_ in list(samples)[start:end]}
     if not samples:
-        raise ValueError(f"{task.name} has no samples\nhint: see its dataset, limit and sample_id")
+        raise ValueError(
+            f"{task.name} has no samples\nhint: check its dataset, limit and sample_id"
+        )
     return samples
 
 
@@ -161,9 +164,10 @@ def check_sandbox(task: Any, samples: Collection[Any], sandbox: Any) -> None:
     used = [task.sandbox, *(sample.sandbox for sample in samples)]
     if any(one is not None and one.type == _LOCAL for one in used):
         raise ValueError(
-            f'{task.name} has the sandbox "local", which runs commands of the policy on this '
+            f'{task.name} has the sandbox "local", which runs the policy\'s commands on this '
             "machine\n"
-            'hint: sandbox="docker" runs them in containers; sandbox="local" allows it'
+            'hint: pass sandbox="docker" to run them in containers, or sandbox="local" to allow '
+            "this"
         )
 
 
@@ -181,8 +185,8 @@ def row_of_sample(id_: SampleId, text: str, sample: Any, name: str) -> JsonRow:
     """
     if strange := sorted(content_types(sample) - {*_TAKEN}):
         raise ValueError(
-            f"sample {id_!r} of {name} has content of the type {strange[0]!r}: expected text and "
-            "images\nhint: leave it out by sample_id= or limit="
+            f"sample {id_!r} of {name} has content of type {strange[0]!r}, but abut accepts only "
+            "text and images\nhint: leave the sample out with sample_id= or limit="
         )
     said = (
         [("user", sample.input)]

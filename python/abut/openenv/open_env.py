@@ -23,8 +23,8 @@ ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mappi
 
 
 @stays(
-    "it has sessions on servers, and a loop of this process",
-    hint="start the servers once, and make an OpenEnv of their addresses there",
+    "it holds sessions on servers and an event loop of this process",
+    hint="start the servers once, and create an OpenEnv with their addresses in the other process",
 )
 class OpenEnv:
     """Environments on servers that speak OpenEnv's protocol: a pool for `make_rollout_func`.

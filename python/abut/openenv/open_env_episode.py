@@ -93,9 +93,9 @@ class EpisodeContext:
         if first != shown:
             self._once.warn(
                 "seed",
-                "the rollouts of one group began with different observations, %s and %s: the "
-                "environment does not follow the seed, so different tasks are compared\n"
-                "hint: send what selects the task, with reset= or tasks=",
+                "the rollouts of one group began with different observations, %s and %s, so the "
+                "group's rewards compare different tasks: the environment ignores the seed\n"
+                "hint: choose the task with reset= or tasks=",
                 first[1],
                 shown[1],
             )
@@ -106,12 +106,12 @@ class EpisodeContext:
         try:
             observation = await session.step({"type": "list_tools"})
         except InvalidAction as error:
-            raise EnvError(f"{session.url} has no tools to list: {error}") from error
+            raise EnvError(f"{session.url} did not list any tools: {error}") from error
         finally:
             self.pool.give_back(session)
         tools = observation.get("tools")
         if not tools or not isinstance(tools, list):
-            raise EnvError(f"{session.url} has no tools to list: {observation.get('metadata')}")
+            raise EnvError(f"{session.url} did not list any tools: {observation.get('metadata')}")
         return [
             {
                 "type": "function",
@@ -153,7 +153,7 @@ async def _schema(session: Session, max_message_bytes: int) -> Any:
         raise EnvError(str(error)) from error
     except (OSError, ValueError) as error:
         raise EnvError(
-            f"{url} says nothing, {said(error)}\nhint: pass observe= and act="
+            f"{url} does not describe the environment, {said(error)}\nhint: pass observe= and act="
         ) from error
 
 
@@ -200,8 +200,8 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
         reply = await self._reply(await self._begin(await self._make_kwargs()))
         if not self.alive:
             raise EnvError(
-                f"{self._on_session().url}: the environment is done at reset, so there is nothing "
-                "to play\nhint: see what reset= and tasks= send it; some servers end at once where "
+                f"{self._on_session().url}: the environment was done right after reset\n"
+                "hint: check what reset= and tasks= send; some servers end the episode at once if "
                 "the task does not exist"
             )
         self._context.compare(self._group, reply)
@@ -236,9 +236,7 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
                 raise
             # No episode has begun yet, so this costs none: idle sessions are reaped without
             # notice, and some environments can be reset only once.
-            logger.info(
-                "a session that was used before cannot be reset, a new one is made: %s", error
-            )
+            logger.info("a used session cannot be reset, so abut opens a new one: %s", error)
             self.item = None
             self.item = await self._context.pool.renew(session)
             return await self.item.reset(kwargs)
@@ -257,7 +255,7 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
         if not isinstance(frames, Sequence) or not all(isinstance(f, Mapping) for f in frames):
             raise EnvError(
                 f"act must return a dict or a list of dicts, got {type(frames).__name__}: "
-                f"{str(frames)[:80]!r}\nhint: raise abut.InvalidAction where a text holds no action"
+                f"{str(frames)[:80]!r}\nhint: if the text has no action, raise abut.InvalidAction"
             )
         return frames
 
@@ -285,8 +283,8 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
             return text[len(before) :].strip()
         if self._texts.history == "repeated":
             raise EnvError(
-                "history='repeated', but an observation does not begin with the one before: "
-                f"{before[:80]!r} became {text[:80]!r}\nhint: history='new'"
+                "history='repeated' needs observations that begin with the previous one, but after "
+                f"{before[:80]!r} came {text[:80]!r}\nhint: history='new'"
             )
         # For good: texts that are new each time may be the same twice.
         self._repeats = False
@@ -294,7 +292,9 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
 
     def _on_session(self) -> Session:
         if self.item is None:
-            raise EnvError("the episode has no session: it was closed, or its server gave none")
+            raise EnvError(
+                "the episode has no session, because it was closed or its server did not open one"
+            )
         return self.item
 
 

@@ -59,8 +59,8 @@ class ServerProcess:
         """
         if not hasattr(os, "killpg"):  # Windows
             raise EnvError(
-                f"{name} cannot be started here: this system has no process groups, so nothing "
-                "would end a server with all that it started\n"
+                f"{name} cannot be started here: this system has no process groups, so abut could "
+                "not stop a server together with its own processes\n"
                 "hint: start the server yourself, and pass its address: "
                 "OpenEnv('http://127.0.0.1:8000')"
             )
@@ -123,7 +123,7 @@ class ServerProcess:
             if self._ended:
                 return
             if self._process is not None:
-                logger.warning("%s; starting it again", self._start_error("exited"))
+                logger.warning("%s; restarting the server", self._start_error("exited"))
                 self._end_locked()
             command, port, self._cleanup = self._command()
             self._url = f"http://127.0.0.1:{port}"

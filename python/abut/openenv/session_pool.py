@@ -219,11 +219,15 @@ class SessionPool(LendingPool[Session | ServerState]):
         lines = [str(error) for error in errors]
         if patience and all(isinstance(error, SessionFull) for error in errors):
             lines.append(
-                f"hint: others held its sessions for connect_timeout_s={limit_s:g}; raise that, "
-                "or start more servers (Serve(…, replicas=…), or a list of addresses)"
+                "hint: other clients held the server's sessions for "
+                f"connect_timeout_s={limit_s:g}; raise that limit, or start more servers "
+                "(Serve(…, replicas=…), or a list of addresses)"
             )
         elif patience:
-            lines.append(f"hint: asked for connect_timeout_s={limit_s:g}; is it running?")
+            lines.append(
+                f"hint: abut tried for connect_timeout_s={limit_s:g}; check that the server is "
+                "running"
+            )
         raise EnvError("\n".join(lines)) from errors[0]
 
     def _drop(self, session: Session) -> None:

@@ -42,15 +42,15 @@ uvicorn.run(sys.argv[1], host="127.0.0.1", port=int(sys.argv[2]), log_level="war
 class Serve:
     """A server that is started here, with uvicorn, when its first session is wanted."""
 
-    app: str = field(metadata={"help": "`package.server.app:app`, as for uvicorn."})
+    app: str = field(metadata={"help": "The app, as for uvicorn: `package.server.app:app`."})
     _: KW_ONLY
-    replicas: int = field(default=1, metadata={"help": "How many processes."})
+    replicas: int = field(default=1, metadata={"help": "Number of processes."})
     python: str | None = field(
         default=None,
-        metadata={"help": "The Python that has the app and uvicorn. None: the one that runs this."},
+        metadata={"help": "The Python that has the app and uvicorn. None: this Python."},
     )
     cwd: str | PathLike[str] | None = field(
-        default=None, metadata={"help": "The folder it runs in, from which it can import."}
+        default=None, metadata={"help": "The folder to run in; the app can import from it."}
     )
     environ: Mapping[str, str] = field(
         default_factory=dict,
@@ -58,7 +58,7 @@ class Serve:
         metadata={"help": "Further environment variables."},
     )
     start_timeout_s: float = field(
-        default=120, metadata={"help": "Seconds until it has to answer at /health."}
+        default=120, metadata={"help": "Seconds until the server must answer at /health."}
     )
 
     def __post_init__(self) -> None:
@@ -77,20 +77,23 @@ class Serve:
 class Docker:
     """A container that is started here, with `docker run`, when its first session is wanted."""
 
-    image: str = field(metadata={"help": "The image, which listens at port 8000."})
+    image: str = field(metadata={"help": "The image, which must listen at port 8000."})
     _: KW_ONLY
-    replicas: int = field(default=1, metadata={"help": "How many containers."})
+    replicas: int = field(default=1, metadata={"help": "Number of containers."})
     environ: Mapping[str, str] = field(
         default_factory=dict,
         repr=False,
-        metadata={"help": "Environment variables; they stand on no command line."},
+        metadata={"help": "Environment variables; they are not part of any command line."},
     )
     options: Sequence[str] = field(
         default=(),
-        metadata={"help": "Further options of `docker run`; anybody here can see them in `ps`."},
+        metadata={
+            "help": "More options of `docker run`; every user of the machine can see them in `ps`."
+        },
     )
     start_timeout_s: float = field(
-        default=300, metadata={"help": "Seconds until it has to answer at /health, pull included."}
+        default=300,
+        metadata={"help": "Seconds until the container must answer at /health, the pull included."},
     )
 
     def __post_init__(self) -> None:
@@ -105,12 +108,12 @@ class Docker:
         for key in self.environ:
             if _OF_DOCKER.fullmatch(key):
                 raise ValueError(
-                    f"Docker.environ[{key!r}]: the docker command itself would follow it\n"
+                    f"Docker.environ[{key!r}]: the docker command itself reads this variable\n"
                     "hint: set it in the image, or with options=['--env-file', '…']"
                 )
         if any(_SETS_VARIABLE.fullmatch(" ".join(two)) for two in pairwise((*self.options, ""))):
             raise ValueError(
-                "Docker.options: a variable's value stands on the command line, for all to see\n"
+                "Docker.options: a variable's value would be visible on the command line\n"
                 "hint: environ={'KEY': 'value'}"
             )
         _check_replicas("Docker", self.replicas)
@@ -248,9 +251,11 @@ def _served_by_docker(target: Docker) -> ServerProcess:
 def _check_environ(name: str, environ: Mapping[str, str]) -> None:
     for key, value in environ.items():
         if not re.fullmatch(r"[^=\0]+", key):
-            raise ValueError(f"{name}.environ: {key.partition('=')[0]!r} names no variable")
+            raise ValueError(
+                f"{name}.environ: {key.partition('=')[0]!r} is not the name of a variable"
+            )
         if not isinstance(value, str) or "\0" in value:
-            raise ValueError(f"{name}.environ[{key!r}]: must be a text")
+            raise ValueError(f"{name}.environ[{key!r}]: must be a string")
 
 
 def _check_replicas(name: str, replicas: int) -> None:

@@ -130,9 +130,9 @@ def observe_by_schema(schema: Any, source: str) -> tuple[Observe, bool]:
         show = field_text(fields[0])
     else:
         raise EnvError(
-            f"{source}: which of an observation's fields is for the policy? Text is in "
-            f"{fields or 'none'} of {sorted(properties)}\n"
-            'hint: pass observe=, say observe=lambda observation: observation["prompt"]'
+            f"{source}: abut cannot tell which field of an observation to show the policy: of "
+            f"{sorted(properties)}, {fields or 'none'} are text\n"
+            'hint: pass observe=, such as observe=lambda observation: observation["prompt"]'
         )
 
     def observe(observation: Observation) -> Reply:
@@ -155,9 +155,10 @@ def act_by_schema(schema: Any, source: str) -> Act:
     needed = [name for name in fields if name in required] or fields
     if len(needed) != 1 or set(required) - set(needed) or "tool_name" in properties:
         raise EnvError(
-            f"{source}: which field of an action takes the policy's text? There are "
+            f"{source}: abut cannot tell which field of an action takes the policy's text: "
             f"{sorted(properties)}\n"
-            'hint: pass act=, say act=lambda text: {"message": text}, or act=call_tools("hermes")'
+            'hint: pass act=, such as act=lambda text: {"message": text} or '
+            'act=call_tools("hermes")'
         )
     name = needed[0]
     return lambda text: {name: text}

@@ -52,8 +52,8 @@ def calls_of(trace: Any) -> list[Call]:
     version = trace.get("schema_version", _SCHEMA_VERSION)
     if version != _SCHEMA_VERSION:
         raise ValueError(
-            f"the trace has schema_version {version!r}, and this version of abut reads "
-            f"{_SCHEMA_VERSION}\nhint: record it with openenv 0.10, or upgrade abut"
+            f"the trace has schema_version {version!r}, but this version of abut reads "
+            f"{_SCHEMA_VERSION}\nhint: record the trace with openenv 0.10, or upgrade abut"
         )
     calls: list[Call] = []
     seen: set[str] = set()
@@ -81,27 +81,29 @@ def _call_of(turn: Mapping[str, Any], name: str) -> Call | None:
     mask = _numbers(turn, "loss_mask", name, int)
     if len(logprobs) != len(completion_ids):
         raise ValueError(
-            f"{name} has {len(completion_ids)} completion_token_ids and {len(logprobs)} "
-            "per_token_logps, expected as many"
+            f"{name} has {len(completion_ids)} completion_token_ids but {len(logprobs)} "
+            "per_token_logps"
         )
     length = len(prompt_ids) + len(completion_ids)
     if len(mask) != length:
         raise ValueError(
-            f"{name} has a loss_mask of {len(mask)}, and its prompt and completion have {length} "
-            "tokens together"
+            f"{name} has a loss_mask of {len(mask)} numbers, but its prompt and completion have "
+            f"{length} tokens"
         )
     if not set(mask) <= {0, 1}:
         raise ValueError(f"{name} has a loss_mask with numbers other than 0 and 1")
     if any(mask[: len(prompt_ids)]):
-        raise ValueError(f"{name} has a loss_mask that is 1 in the prompt, which nobody sampled")
+        raise ValueError(
+            f"{name} has a loss_mask that is 1 in the prompt, whose tokens were not sampled"
+        )
     trained = sum(mask)
     if completion_ids and not trained:
         return None
     if trained != len(completion_ids):
         raise ValueError(
             f"{name} has a loss_mask that is 1 on {trained} of {len(completion_ids)} sampled "
-            "tokens, and stitch trains a sample whole or not at all\n"
-            "hint: set the mask of its completion to 0 to keep the turn as context, or to 1"
+            "tokens, but stitch trains either all tokens of a sample or none\n"
+            "hint: set the whole mask of the completion to 1, or to 0 to keep the turn as context"
         )
     try:
         call = (
@@ -122,5 +124,5 @@ def _numbers(turn: Mapping[str, Any], key: str, name: str, *types: type) -> list
     # By its exact type, because True is an int.
     if not isinstance(values, list) or not set(map(type, values)) <= set(types):
         kind = "whole numbers" if types == (int,) else "numbers"
-        raise ValueError(f"{name} has {key} that are not a list of {kind}")
+        raise ValueError(f"{name}: {key} must be a list of {kind}")
     return values

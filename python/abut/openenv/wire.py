@@ -26,9 +26,9 @@ _TOO_BIG = 1009  # RFC 6455, 7.4.1
 _CLOSE_S = 2.0
 _REDIRECTS = (300, 301, 302, 303, 307, 308)
 _REFUSED = (
-    "hint: a server without that socket refuses it with 403 or 404; OpenEnv's have one from 0.3 "
-    "on, and over HTTP alone no episode can be played. Otherwise give the address without a path, "
-    "and for a private space headers="
+    "hint: abut needs the socket to play an episode; an OpenEnv server has one since 0.3, and "
+    "without it answers 403 or 404. Otherwise check that the address has no path, and pass "
+    "headers= for a private space"
 )
 
 # At DEBUG websockets logs what it sends, headers with a token too.
@@ -183,8 +183,8 @@ class Session:
             return SessionFull(f"{self.url}: all sessions are taken", max_sessions=limit)
         if code in ("FACTORY_ERROR", "SESSION_ERROR"):
             return FactoryError(
-                f"{self.url} made no environment, {code}: {message}\n"
-                "hint: its constructor raised; the log of the server says where"
+                f"{self.url} could not create an environment, {code}: {message}\n"
+                "hint: the environment's constructor raised; the server's log says where"
             )
         if code == "VALIDATION_ERROR" and kind == "step":
             self._in_order = True
@@ -198,14 +198,14 @@ class Session:
 
     def _no_frame(self, kind: str, raw: str | bytes) -> EnvError:
         return EnvError(
-            f"{self.url}: the reply to {kind} is no frame of OpenEnv: {raw[:80]!r}\n"
-            "hint: the socket is that of an OpenEnv server from 0.3 to 0.10 at /ws"
+            f"{self.url}: the reply to {kind} is not a message of OpenEnv: {raw[:80]!r}\n"
+            "hint: abut needs the socket /ws of an OpenEnv server, version 0.3 to 0.10"
         )
 
     def _lost(self, kind: str, error: ConnectionClosed) -> EnvError:
         if error.sent is not None and error.sent.code == _TOO_BIG:
             return EnvError(
-                f"{self.url}: the reply to {kind} has more than max_message_bytes="
+                f"{self.url}: the reply to {kind} is longer than max_message_bytes="
                 f"{self._max_message_bytes}\nhint: raise max_message_bytes"
             )
         code = "without a word" if error.rcvd is None else f"with code {error.rcvd.code}"
@@ -275,7 +275,8 @@ async def open_session(
         await session.close()
         if isinstance(error, TimeoutError) and deadline.expired():
             raise EnvError(
-                f"{url} made no environment within session_timeout_s={limits.session_timeout_s:g}"
+                f"{url} did not create an environment within "
+                f"session_timeout_s={limits.session_timeout_s:g}"
             ) from None
         raise
     return session

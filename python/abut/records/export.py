@@ -56,7 +56,7 @@ def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, stdout: TextIO)
     if out is None:
         return _write_lines(rows, stdout)
     if out.exists():
-        raise FileExistsError(f"{out} is there already\nhint: name a new file")
+        raise FileExistsError(f"{out} already exists\nhint: name a new file")
     if out.suffix == ".parquet":
         pyarrow = import_pyarrow()
         table = pyarrow.Table.from_pylist(list(rows))
@@ -80,7 +80,7 @@ def _fields(without: Iterable[str]) -> set[str]:
     left_out = {field for name in without for field in TOGETHER.get(name, (name,))}
     if strange := sorted(left_out - ROLLOUT.keys() - {"rewards", "total", "advantage", "rows"}):
         raise ValueError(
-            f"a record has no field {strange[0]!r}\n"
+            f"records do not have a field {strange[0]!r}\n"
             "hint: docs/reference/records.md lists the fields"
         )
     return left_out

@@ -58,7 +58,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _WORDS = re.compile(r'[^\s"]*[<>=!:]"(?:[^"]|"")*"(?!\S)|\S+')
 _WORD = re.compile(r"([a-z_]+(?:\.[^<>=!:]+)?)(<=|>=|!=|<|>|=|:)(.*)", re.DOTALL)
 _HINT = (
-    "hint: write NAME and a value with one of : = != < <= > >= between them; names are "
+    "hint: write NAME, one of : = != < <= > >=, and a value; names are "
     f"{', '.join([*_NUMBERS, *_TEXTS])}, rewards.FUNCTION and columns.COLUMN"
 )
 
@@ -78,7 +78,7 @@ def parse_filter(words: str) -> Filter:
 def _test(word: str) -> Filter:
     match = _WORD.fullmatch(word)
     if match is None:
-        raise ValueError(f"{word!r} is no condition on a record\n{_HINT}")
+        raise ValueError(f"{word!r} is not a condition on a record\n{_HINT}")
     name, sign, wanted = match.groups()
     of, is_number = _getter(name, word)
     if len(wanted) > 1 and wanted[0] == wanted[-1] == '"':
@@ -87,14 +87,16 @@ def _test(word: str) -> Filter:
     elif wanted == "none":
         if sign in ("=", ":", "!="):
             return lambda record: (of(record) is None) is (sign != "!=")
-        raise ValueError(f"{word!r} compares with none\nhint: {name}:none or {name}!=none")
+        raise ValueError(
+            f"{word!r}: none cannot be compared by size\nhint: {name}:none or {name}!=none"
+        )
     if is_number is None:
         is_number = _number(wanted) is not None
     if not is_number:
         return _text_test(of, sign, wanted, word)
     number = _number(wanted)
     if number is None:
-        raise ValueError(f"{word!r}: {name} is a number, and {wanted!r} is none\n{_HINT}")
+        raise ValueError(f"{word!r}: {name} is a number, but {wanted!r} is not\n{_HINT}")
     compare = _COMPARE[sign]
 
     def test(record: Record) -> bool:
@@ -110,7 +112,7 @@ def _text_test(of: Callable[[Record], Any], sign: str, wanted: str, word: str) -
     if sign == ":":
         return lambda record: wanted.casefold() in str(_or_empty(of(record))).casefold()
     if sign not in ("=", "!="):
-        raise ValueError(f"{word!r} orders texts\nhint: texts take : = and !=")
+        raise ValueError(f"{word!r}: text cannot be compared by size\nhint: use : = or != for text")
     return lambda record: (str(_or_empty(of(record))) == wanted) is (sign == "=")
 
 
@@ -125,7 +127,7 @@ def _getter(name: str, word: str) -> tuple[Callable[[Record], Any], bool | None]
         return _finite(lambda record: (record["rewards"] or {}).get(key)), True
     if field == "columns" and key:
         return lambda record: (record["columns"] or {}).get(key), None
-    raise ValueError(f"{word!r}: a record has no {name!r}\n{_HINT}")
+    raise ValueError(f"{word!r}: records do not have {name!r}\n{_HINT}")
 
 
 def _finite(of: Callable[[Record], Any]) -> Callable[[Record], Any]:

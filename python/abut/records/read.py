@@ -14,7 +14,7 @@ from abut.records.record import ROLLOUT, SCHEMA_VERSION, import_pyarrow
 from abut.records.recorded_messages import read_message, read_turns
 from abut.records.recorder import scores_path
 
-_HINT = "hint: pass a .jsonl file that JsonlRecorder wrote, or a folder of ParquetRecorder"
+_HINT = "hint: pass a .jsonl file written by JsonlRecorder, or a folder written by ParquetRecorder"
 
 Path_: TypeAlias = str | os.PathLike[str]
 
@@ -72,7 +72,8 @@ class RecordReader:
                 self._read += size
                 if "completion_ids" not in record:
                     raise ValueError(
-                        f"{source.path}: holds scores, which are read with their rollouts\n{_HINT}"
+                        f"{source.path} holds scores, which abut reads together with their "
+                        f"rollouts\n{_HINT}"
                     )
                 yield from_record(record) | scores.get(record["rollout_id"], {})
 
@@ -242,8 +243,8 @@ def _size(file: Path) -> int:
 def _check_version(version: Any, where: str) -> None:
     if version not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(
-            f"{where}: schema_version {version!r}, this abut reads 1 to {SCHEMA_VERSION}\n"
-            "hint: pip install --upgrade abut"
+            f"{where}: this version of abut reads schema_version 1 to {SCHEMA_VERSION}, not "
+            f"{version!r}\nhint: pip install --upgrade abut"
         )
 
 

@@ -326,6 +326,6 @@ def import_pyarrow() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "records in Parquet need pyarrow: pip install 'abut[parquet]'\n"
-            "hint: a path that ends in .jsonl is written without it"
+            "hint: a path that ends in .jsonl does not need pyarrow"
         ) from error
     return pyarrow

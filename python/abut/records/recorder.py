@@ -101,7 +101,7 @@ class JsonlRecorder:
         _append(scores_path(self.path), records)
 
 
-@stays("it holds rollouts that wait for their file", hint="make one there, of the same path")
+@stays("it holds unwritten rollouts", hint="create one with the same path in the other process")
 class ParquetRecorder:
     """Writes a folder of Parquet files: one for each batch that is flushed, whole or absent.
 
@@ -127,12 +127,12 @@ class ParquetRecorder:
         if rollouts_per_file < 1 or not seconds_per_file > 0:
             raise ValueError(
                 f"rollouts_per_file={rollouts_per_file!r}, seconds_per_file={seconds_per_file!r}: "
-                "expected at least 1, and seconds above 0"
+                "expected at least 1 rollout, and more than 0 seconds"
             )
         self.path = Path(path)
         if self.path.is_file():
             raise ValueError(
-                f"{self.path} is a file, and records in Parquet are a folder\n"
+                f"{self.path} is a file, but Parquet records need a folder\n"
                 "hint: name a folder, or a file that ends in .jsonl for JSON lines"
             )
         self.path.mkdir(parents=True, exist_ok=True)
@@ -377,12 +377,12 @@ def _publish(begun: Path, path: Path) -> None:
         os.link(begun, path)
     except FileExistsError:
         raise FileExistsError(
-            f"{path} is there already: nothing of it was changed\n"
-            "hint: let each run write into a folder of its own"
+            f"{path} already exists; abut has not changed it\n"
+            "hint: let each run write into a separate folder"
         ) from None
     except OSError:  # a file system without links
         if path.exists():
-            raise FileExistsError(f"{path} is there already: nothing of it was changed") from None
+            raise FileExistsError(f"{path} already exists; abut has not changed it") from None
         begun.rename(path)
 
 

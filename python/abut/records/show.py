@@ -39,7 +39,7 @@ def pick_record(
         of_id = (record for record in counted() if record["rollout_id"] == rollout_id)
         found = list(deque(of_id, maxlen=1))
         if not found:
-            raise ValueError(f"no rollout {rollout_id!r} among {count}")
+            raise ValueError(f"none of the {count} rollouts has the id {rollout_id!r}")
         return found[0]
     index = -1 if index is None else index
     if index >= 0:
@@ -48,7 +48,7 @@ def pick_record(
         last = deque(counted(), maxlen=-index)
         found = [last[0]] if len(last) == -index else []
     if not found:
-        raise ValueError(f"no rollout {index}, there are {count}")
+        raise ValueError(f"there are {count} rollouts, so there is no rollout {index}")
     return found[0]
 
 

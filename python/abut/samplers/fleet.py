@@ -1,7 +1,7 @@
-"""A fleet of servers of the same model: which one gets a request, and what if it fails.
+"""A fleet of servers of the same model: chooses a server for each request, and another if it fails.
 
-Invariant: at most one answer to a request is returned. So a request may be sent again, and no row
-ever gets two samples for one turn.
+Invariant: a request gets at most one answer, so it may be sent again, and a row never gets two
+samples for one turn.
 """
 
 import asyncio
@@ -31,12 +31,13 @@ class Fleet:
     """A session with some servers, within one event loop: use it with `async with`.
 
     Args:
-        addresses: where they are.
+        addresses: of the servers.
         check: checks a server before its first request of a batch, and again after it failed.
         headers: sent with each request.
-        give_up_s: how long no server at all may be well; `math.inf` leaves that to the caller.
-        check_s: how long a check may take; None: as long as `give_up_s`.
-        on_restart: "raise": a server that was well and then refuses connections is an error.
+        give_up_s: how many seconds all servers may be unavailable; `math.inf` leaves that to the
+            caller.
+        check_s: how many seconds a check may take; None: `give_up_s`.
+        on_restart: "raise": raise an error if a server that was available refuses connections.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Fleet:
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the session and wait until a server is well."""
+        """Open the session and wait until a server is available."""
         for server in self._servers:
             server.forget()
         self._session = open_session(self._headers)
@@ -88,19 +89,20 @@ class Fleet:
     async def ask(
         self, rollout_id: str, path: str, body: bytes, *, tokens: int
     ) -> tuple[FleetServer, bytes]:
-        """POST a JSON body; return the server that answers, and its answer.
+        """POST a JSON body; return the server that answered, and its answer.
 
-        Requests of a rollout go to one server, which has its prefix in the cache, for as long as
-        that server is well.
+        All requests of a rollout go to one server while it is available, because that server has
+        the rollout's prefix in its cache.
 
         Raises:
             Refused: the answer would be the same next time.
-            SamplerError: no server has been well for `give_up_s`.
+            SamplerError: no server has been available for `give_up_s`.
         """
         if self._session is None:
             raise SamplerError(
                 "the sampler is not open\n"
-                "hint: async with sampler: …; the engine opens it for each batch"
+                "hint: use `async with sampler:`; the engine opens the sampler for each batch "
+                "itself"
             )
         stale = internal = 0
         while True:
@@ -125,12 +127,12 @@ class Fleet:
             return server, content
 
     def troubles(self) -> str:
-        """Return a line for each server that has failed since it was last well: how."""
+        """Return a line with the reasons for each server that has failed since it last answered."""
         failed = (server for server in self._servers if server.troubles)
         return "\n".join(f"  {each.url} {', then '.join(each.troubles)}" for each in failed)
 
     def forget(self, rollout_id: str) -> None:
-        """Note that a rollout asks no more, so its server has one rollout fewer."""
+        """Note that a rollout has ended, so its server has one rollout fewer."""
         home = self._homes.pop(rollout_id, None)
         if home is not None:
             home.rollouts -= 1
@@ -142,7 +144,7 @@ class Fleet:
         return await server.send(self._session, path, body, tokens=tokens)
 
     def _pick(self, rollout_id: str) -> FleetServer | None:
-        """Return the rollout's own server, or another while that one rests; None while all rest."""
+        """Return the rollout's server, or another while that server rests; None while all rest."""
         now = time.monotonic()
         home = self._homes.get(rollout_id)
         if home is not None and home.rests_until <= now:
@@ -167,15 +169,15 @@ class Fleet:
         """Wait until a server may be asked again.
 
         Raises:
-            SamplerError: none has been well for `give_up_s`.
+            SamplerError: no server has been available for `give_up_s`.
         """
         now = time.monotonic()
         down = [now - server.down_since for server in self._servers if server.down_since]
         if len(down) == len(self._servers) and min(down) >= self._give_up_s:
             raise SamplerError(
                 f"no server has answered for give_up_s={self._give_up_s:g}:\n{self.troubles()}\n"
-                "hint: is it running, and is this its address? GET /health of a server that is "
-                "ready answers 200"
+                "hint: check that the server is running and that this is its address; a server "
+                "that is ready answers GET /health with 200"
             )
         wakes = min(server.rests_until for server in self._servers)
         await asyncio.sleep(max(0.0, wakes - now))
@@ -189,7 +191,7 @@ class Fleet:
         return [one is True for one in found]
 
     async def _is_well(self, server: FleetServer) -> bool:
-        """Return whether a server is well; the first request of a batch checks it, others wait."""
+        """Return whether a server is available; a batch's first request checks, others wait."""
         if server.checked:
             return True
         async with server.checking:
@@ -206,7 +208,8 @@ class Fleet:
                 return False
             if server.gone:
                 logger.warning(
-                    "the server at %s was started again, with the weights that it was started with",
+                    "the server at %s has restarted and has the weights it was started with, not "
+                    "the trainer's",
                     server.url,
                 )
             server.checked, server.ever_checked, server.gone = True, True, False
@@ -219,16 +222,16 @@ class Fleet:
         server.failed(error)
         if server.gone and self._on_restart == "raise":
             raise SamplerError(
-                f"the server at {server.url} is gone: it refuses connections\n"
-                "hint: one that is started again has the weights it was started with, not the "
-                "trainer's; start both again from the last checkpoint"
+                f"the server at {server.url} is down: it refuses connections\n"
+                "hint: after a restart, a server has the weights it was started with, not the "
+                "trainer's; restart both the server and training from the last checkpoint"
             )
 
     async def _watch_all(self) -> None:
         await asyncio.gather(*map(self._watch_one, self._servers))
 
     async def _watch_one(self, server: FleetServer) -> None:
-        """Fail the requests to a server that hangs: its connections alone would never tell."""
+        """Fail the requests to a server that hangs, which its connections alone would not show."""
         missed = 0
         while True:
             await asyncio.sleep(_WATCH_S)

@@ -1,6 +1,6 @@
-"""One server of a fleet: its answers, and whether it has been well lately.
+"""One server of a fleet: sends requests to it, and notes whether it is available.
 
-Invariant: an answer is read whole or not at all.
+Invariant: an answer is read completely or not at all.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def open_session(headers: dict[str, str]) -> Any:
 
 @dataclass(eq=False)
 class Unavailable(Exception):
-    """A server did not answer this time, but may next time, or another server may."""
+    """A server did not answer this time; it or another server may answer the next time."""
 
     trouble: str
     rest_s: float | None = None  # how long it wants to be left alone
@@ -59,7 +59,7 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The server refused a request, and would refuse it next time as well."""
+    """The server refused a request and would refuse it again."""
 
     def __init__(self, message: str, *, path: str, status: int, said: str = "") -> None:
         super().__init__(message)
@@ -74,39 +74,40 @@ class FleetServer:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Headers for this server alone."""
+    """Headers that only this server gets."""
     checked: bool = False
-    """True once it was checked in this batch, until it fails."""
+    """True from the check in this batch until the server fails."""
     ever_checked: bool = False
-    """True once it was checked, in any batch."""
+    """True once the server was checked in any batch."""
     rollouts: int = 0
     """How many rollouts send their requests here."""
     rests_s: Iterator[float] = field(default_factory=_rests_s)
     gone: bool = False
     """True if it refused connections after it had been checked."""
     rests_until: float = 0.0
-    """When it may be asked again, by the monotonic clock."""
+    """The time from which the server may be asked again, by the monotonic clock."""
     down_since: float | None = None
-    """When it was last well; None while it is."""
+    """Since when the server has been unavailable; None while it is available."""
     troubles: list[str] = field(default_factory=list)
-    """How it has failed since it was last well, each way once: the first may be the cause."""
+    """The reasons why it has failed since it was last available, each once; the first may be the
+    cause."""
     clocks: set[asyncio.Timeout] = field(default_factory=set)
-    """One for each request that waits for its answer."""
+    """The timeouts of the requests that wait for an answer."""
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def forget(self) -> None:
-        """Begin a batch: another server may have been started at this address meanwhile."""
+        """Begin a batch: check again, because another server may run at this address now."""
         self.checked, self.rests_until = False, 0.0
         self.checking = asyncio.Lock()
         self.answered()
 
     def answered(self) -> None:
-        """Note that it is well."""
+        """Note that the server is available."""
         self.rests_s, self.down_since = _rests_s(), None
         self.troubles.clear()
 
     def failed(self, error: Unavailable) -> None:
-        """Let it rest: for as long as it says, or longer with each failure."""
+        """Let the server rest, for as long as it asked for, or longer with each failure."""
         now = time.monotonic()
         rest_s = next(self.rests_s)
         self.rests_until = now + (rest_s if error.rest_s is None else error.rest_s)
@@ -131,11 +132,11 @@ class FleetServer:
             session: from `open_session`.
             path: of the request.
             body: JSON.
-            tokens: how many the answer has at most; it may have 1 MiB, and 1 KiB for each token.
+            tokens: most tokens of the answer, whose length may be 1 MiB plus 1 KiB for each token.
 
         Raises:
-            Unavailable: no answer, or not this time.
-            Refused: the answer would be the same next time.
+            Unavailable: the server did not answer, but may answer the next time.
+            Refused: the server would give the same answer again.
         """
         most = _BYTES + _BYTES_PER_TOKEN * tokens
         try:
@@ -147,20 +148,21 @@ class FleetServer:
                     self.clocks.discard(clock)
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
-            trouble = "refuses connections" if refused else f"is not reached: {said(error)}"
+            trouble = "refuses connections" if refused else f"cannot be reached: {said(error)}"
             raise Unavailable(trouble, nobody_listens=refused) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             raise Unavailable(f"closed the connection: {said(error)}", stale=True) from error
         except aiohttp.ClientPayloadError as error:
             raise Unavailable(f"broke off its answer: {said(error)}") from error
         except aiohttp.ClientError as error:
-            raise Unavailable(f"is not reached: {said(error)}") from error
+            raise Unavailable(f"cannot be reached: {said(error)}") from error
         except TimeoutError as error:
-            raise Unavailable("does not answer, not even when asked for its health") from error
+            raise Unavailable("does not answer, not even on /health") from error
         if len(content) > most:
             raise Refused(
-                f"the server at {self.url} answers {path} with more than {most} bytes, 1 MiB and "
-                "1 KiB for each token\nhint: is it an inference server?",
+                f"the server at {self.url} answers {path} with more than {most} bytes, which is "
+                "the limit: 1 MiB, and 1 KiB for each token\nhint: check that the address belongs "
+                "to an inference server",
                 path=path,
                 status=reply.status,
             )
@@ -184,7 +186,7 @@ class FleetServer:
     async def _exchange(
         self, session: Any, path: str, body: bytes | None, most: int
     ) -> tuple[Any, bytes]:
-        """Return an answer and its body, of which at most one byte more than `most` is read."""
+        """Return an answer and its body; reads at most one byte more than `most`."""
         method = "GET" if body is None else "POST"
         headers = dict(self.headers)
         if body is not None:
@@ -204,7 +206,7 @@ class FleetServer:
             if body is not None and reply.status not in _KEEPS_METHOD:
                 break
         raise Refused(
-            f"the server at {self.url} answers {path} with redirects that cannot be followed",
+            f"the server at {self.url} answers {path} with a redirect that abut cannot follow",
             path=path,
             status=reply.status,
         )
@@ -227,7 +229,7 @@ def _message(content: bytes) -> str:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a `Retry-After` header, which has seconds or a date."""
+    """Return the seconds of a `Retry-After` header, which holds seconds or a date."""
     if value is None:
         return None
     if value.isdecimal():

@@ -1,13 +1,13 @@
-"""The forward passes of a model in this process: which prompts share one, which ranks do.
+"""The forward passes of a model in this process: which prompts and which ranks share one.
 
 Invariant: a token is sampled in the context that is recorded. A model that ignores the attention
-mask (RWKV, and other recurrent ones) reads the padding of a batch as text: on random weights, RWKV
-is then several nats off. The RWKV of transformers is wrong in any batch: with a state, it mixes
-the rows.
+mask (RWKV and other recurrent models) reads the padding of a batch as text, which changes the
+logprobs of RWKV with random weights by several nats. The RWKV of transformers is wrong in any
+batch, because its state mixes the rows.
 
-Ranks that share a sharded model make equally many passes: weights are gathered in each pass by all
-ranks together, so a rank that made one fewer would leave the others waiting for ever. While any
-rank has turns to sample, a rank that has none passes a dummy through.
+Ranks that share a sharded model must make the same number of passes, because each pass gathers the
+weights from all ranks, and a missing rank would leave the others waiting forever. So while any rank
+has turns to sample, a rank without turns passes a dummy row through the model.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _TOKENS = 6
 
 
 class Batches(StrEnum):
-    """The prompts that a model can sample together."""
+    """Which prompts a model can sample together."""
 
     ANY = "prompts of any lengths"
     EQUAL = "prompts of equal length only"
@@ -31,11 +31,11 @@ def batches_of(model: Any, pad_token_id: int, *, in_step: bool = False) -> tuple
 
     Args:
         model: a plain causal language model, in eval mode.
-        pad_token_id: stands on the left of shorter prompts.
+        pad_token_id: fills the left of shorter prompts.
         in_step: whether all ranks do this together, with a sharded model.
 
     Returns:
-        The most that is exact, and by how many nats logprobs differ where more was tried.
+        The largest kind of batch that is exact, and the difference in nats of larger ones.
     """
     import torch
 
@@ -97,9 +97,10 @@ def next_logits(
 
 
 def _nats(alone: Any, batched: Any, dtype: Any) -> float:
-    """The largest difference of logprobs, less what rounding in the model's dtype may make.
+    """Return the largest difference of logprobs, minus what rounding in the model's dtype explains.
 
-    A logit of 20 in bfloat16 is only good to 0.1. NaN, where padding breaks a model, is infinite.
+    A logit of 20 in bfloat16 is accurate to 0.1. NaN, from a model that padding breaks, is
+    infinite.
     """
     import torch
 
@@ -113,9 +114,9 @@ def _vocabulary(model: Any) -> int:
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether each forward pass of a model takes all ranks.
+    """Return whether each forward pass of a model needs all ranks.
 
-    That is so under FSDP2 (`fully_shard`), FSDP1, and DeepSpeed ZeRO-3 where the weights are not
+    This is the case with FSDP2 (`fully_shard`), FSDP1, and DeepSpeed ZeRO-3 if the weights are not
     gathered for sampling (`ds3_gather_for_generation=False`).
     """
     import torch

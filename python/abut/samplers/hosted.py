@@ -47,11 +47,11 @@ class TextSampler(Protocol):
 
 
 @stays(
-    "it has connections of this process",
-    hint="send its arguments, and make the sampler there",
+    "it holds connections of this process",
+    hint="send the sampler's arguments, and create the sampler in the other process",
 )
 class ChatSampler:
-    """A model behind an OpenAI-compatible chat API; text only.
+    """A model of an OpenAI-compatible chat API; text only.
 
     After a 429 or 5xx response, the request is sent again when `Retry-After` allows it.
 
@@ -128,7 +128,7 @@ class ChatSampler:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise SamplerError(
                 f"{self._url} did not answer with a chat message: {content[:200]!r}\n"
-                "hint: base_url ends in /v1"
+                "hint: check base_url, which usually ends in /v1"
             ) from error
         usage = answer.get("usage") or {}
         for name in self.usage:
@@ -151,7 +151,7 @@ class ChatSampler:
                     raise SamplerError(
                         f"the server at {self._url} {error.trouble}, after "
                         f"{time.monotonic() - began:.0f} s of retries\n"
-                        f"hint: RolloutConfig(max_requests=…) limits the requests at once; "
-                        f"a longer give_up_s (now give_up_s={self._give_up_s:g}) retries longer"
+                        "hint: send fewer requests at a time with RolloutConfig(max_requests=…), "
+                        f"or retry longer than give_up_s={self._give_up_s:g}"
                     ) from error
                 await asyncio.sleep(wait_s)

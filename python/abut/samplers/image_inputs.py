@@ -1,6 +1,6 @@
 """Images in a forward pass of a model in this process, and tokens that are never drawn.
 
-`abut.template.ImageProcessor` is what makes the inputs; a sampler knows it by the protocol here.
+`abut.template.ImageProcessor` makes the inputs; samplers know it by the protocol defined here.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class ImageInputs(Protocol):
     def model_inputs(
         self, input_ids: Any, attention_mask: Any, rows: Sequence[Sequence[ImageSpan]]
     ) -> dict[str, Any]:
-        """Return them; see `abut.template.ImageProcessor.model_inputs`."""
+        """Return the arguments; see `abut.template.ImageProcessor.model_inputs`."""
         ...
 
     def spare_row(self) -> tuple[Sequence[int], ImageSpan]:
@@ -42,14 +42,14 @@ def image_inputs(
         attention_mask: `(B, T)`.
 
     Raises:
-        SamplerError: nothing can make them.
+        SamplerError: the sampler has no image processor.
     """
     pictured = [request for request in requests if request.images]
     if not pictured:
         return {}
     if images is None:
         raise SamplerError(
-            f"{pictured[0].where} has images, and this sampler has nothing to read them with\n"
+            f"{pictured[0].where} has images, but this sampler has no image processor\n"
             "hint: TransformersSampler(…, images=ImageProcessor(hf_processor))"
         )
     return images.model_inputs(input_ids, attention_mask, [r.images for r in requests])
@@ -58,11 +58,11 @@ def image_inputs(
 def with_spare_row(
     images: ImageInputs | None, requests: Sequence[SampleRequest]
 ) -> list[SampleRequest]:
-    """Return the requests of a batch of one of several ranks, so that some row has an image.
+    """Return a rank's requests, plus one with an image if none of them has an image.
 
-    Ranks that share a sharded model go through its vision tower together: the weights are gathered
-    there by all ranks, and one whose rows have no image would leave the others waiting for ever.
-    The request that is added is the last one, and asks for one token.
+    Ranks that share a sharded model go through its vision tower together, because all ranks gather
+    its weights. A rank without images would leave the others waiting forever. The added request is
+    the last one and asks for one token.
 
     Args:
         images: None if the model has no vision tower.
@@ -77,7 +77,7 @@ def with_spare_row(
 
 
 def dummy_row(images: ImageInputs | None, pad_token_id: int, device: Any) -> tuple[Any, Any]:
-    """Return `(1, T)` ids of a row of which nothing is kept, and the model's arguments for it."""
+    """Return the `(1, T)` ids of a row whose output is not used, and the model's arguments."""
     import torch
 
     if images is None:
@@ -88,7 +88,7 @@ def dummy_row(images: ImageInputs | None, pad_token_id: int, device: Any) -> tup
 
 
 def ends_at_limits(requests: Sequence[SampleRequest], start: int) -> Any:
-    """Return what ends each row of a `generate` at its own `max_tokens`.
+    """Return stopping criteria that end each row of a `generate` at its own `max_tokens`.
 
     Args:
         requests: of the rows.
@@ -106,10 +106,10 @@ def ends_at_limits(requests: Sequence[SampleRequest], start: int) -> Any:
 
 
 def never_drawn(requests: Sequence[SampleRequest], device: Any) -> list[Any]:
-    """Return what keeps each row from drawing its `never_token_ids`; `[]` if no row has any.
+    """Return logits processors that exclude each row's `never_token_ids`; `[]` if no row has any.
 
-    It comes before all other processors of logits, so filters and logprobs are those of the
-    distribution without these tokens.
+    They run before all other logits processors, so filters and logprobs belong to the distribution
+    without these tokens.
     """
     if not any(request.never_token_ids for request in requests):
         return []

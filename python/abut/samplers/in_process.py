@@ -1,9 +1,9 @@
-"""Samplers of this process, which draw on the thread that called the engine, and `EngineSampler`.
+"""Samplers in this process, which run on the thread that called the engine, and `EngineSampler`.
 
-Invariant: samplers of this process run on that thread alone. Frameworks that keep state for each
-thread (CUDA's device, inference mode) and collectives between processes need that. A turn is
-answered at most once. A turn that its rollout has given up is not handed out any more, and an
-answer that comes too late is dropped.
+Invariant: samplers in this process run only on that thread, because some frameworks keep state
+for each thread (CUDA's device, inference mode), and collectives between processes need it. A turn
+is answered at most once. A turn that its rollout has given up is not handed out, and a late answer
+is dropped.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ class PendingTurn:
 
     @property
     def given_up(self) -> bool:
-        """True if nobody waits for it any more: a deadline passed, or the batch was ended."""
+        """True if no rollout waits for the turn: a deadline has passed, or the batch has ended."""
         return self._future.cancelled()
 
     def answer(self, sample: Sample) -> None:
-        """Hand over what was sampled."""
+        """Hand over the sample."""
         self._settle(sample, None)
 
     def fail(self, error: BaseException) -> None:
@@ -53,31 +53,31 @@ class PendingTurn:
 
 
 class PendingTurns:
-    """The turns of one batch of rollouts, in the order in which they came."""
+    """The waiting turns of one batch of rollouts, in the order of arrival."""
 
     def __init__(self) -> None:
         self._queue: InterruptibleQueue[PendingTurn | None] = InterruptibleQueue()
         self.closed = False
-        """True once no turn comes any more."""
+        """True once no more turns will come."""
         self.error: BaseException | None = None
-        """Why the batch ended, where it did not end well."""
+        """The error that ended the batch, if any."""
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Wait until another thread has sampled this one."""
+        """Add a turn, and wait until the calling thread has sampled it."""
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._queue.put(PendingTurn(request, future))
         return await future
 
     def close(self, error: BaseException | None = None) -> None:
-        """Note that no turn comes any more."""
+        """Note that no more turns will come."""
         self.error = error
         self._queue.put(None)
 
     def take(self, wait_s: float | None, at_most: int | None = None) -> list[PendingTurn]:
-        """Return the turns that wait; if none does, wait for the first.
+        """Return the waiting turns; if there are none, wait for the first.
 
         Args:
-            wait_s: how long to wait for the first; None waits until one comes, or none ever will.
+            wait_s: how long to wait for the first; None waits until a turn comes or the batch ends.
             at_most: how many turns; None returns all.
         """
         turns: list[PendingTurn] = []
@@ -101,16 +101,16 @@ class PendingTurns:
 
 @runtime_checkable
 class StreamSampler(Protocol):
-    """Draws turns as they come, on the thread that called the engine (engines in this process).
+    """A sampler that takes turns as they come, on the thread that called the engine.
 
-    At most `max_requests` turns are out at once.
+    For inference engines in this process. At most `max_requests` turns wait for an answer at once.
     """
 
     def sample_stream(self, turns: "PendingTurns") -> None:
-        """Sample until no turn comes any more.
+        """Sample until no more turns will come.
 
-        `turns.take` returns waiting turns, `turn.answer` hands over a sample. Drop a turn that is
-        `given_up`, whatever was sampled of it. An error that is raised here ends the batch.
+        `turns.take` returns waiting turns, `turn.answer` hands over a sample. Drop turns that are
+        `given_up`, with everything sampled for them. An error raised here ends the batch.
         """
         ...
 
@@ -123,15 +123,14 @@ AnySampler: TypeAlias = Sampler | BatchSampler | StreamSampler
 
 
 class EngineSampler:
-    """A sampler of any kind, as one batch of the engine uses it.
+    """A sampler of any kind, with one interface for the engine.
 
-    The engine asks for one turn at a time with `sample`; only this class knows whether the sampler
-    draws it on the loop of the batch, in a call for many turns, or in a stream of turns.
+    The engine asks for one turn at a time with `sample`. This class hides whether the sampler draws
+    it on the batch's event loop, in a call for many turns, or in a stream of turns.
 
     Attributes:
-        in_process: whether turns are sampled by a model in this process, which no clock can
-            interrupt.
-        takes_images: whether it honours the images of a request.
+        in_process: whether a model in this process samples the turns; timeouts cannot interrupt it.
+        takes_images: whether the sampler uses the images of a request.
     """
 
     def __init__(self, sampler: AnySampler) -> None:
@@ -148,7 +147,7 @@ class EngineSampler:
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Prompt and completion together, as far as the sampler knows by now."""
+        """The most tokens of prompt and completion together; None if not known yet."""
         return None if self._bounded is None else self._bounded.max_context_tokens
 
     def forget(self, rollout_id: str) -> None:
@@ -170,27 +169,27 @@ class EngineSampler:
         """Sample one turn.
 
         Raises:
-            TypeError: it has images, and the sampler does not take them.
+            TypeError: the request has images, but the sampler does not accept them.
         """
         if request.images and not self.takes_images:
             raise TypeError(
-                f"{request.where} has images, and {type(self._sampler).__name__} takes none\n"
-                "hint: sample with a sampler whose takes_images is True, such as "
-                "TransformersSampler(…, images=ImageProcessor(hf_processor)), or vLLM's with a "
-                "model that takes images"
+                f"{request.where} has images, but {type(self._sampler).__name__} does not accept "
+                "images\nhint: use a sampler whose takes_images is True, such as "
+                "TransformersSampler(…, images=ImageProcessor(hf_processor)), or a vLLM sampler "
+                "with a vision-language model"
             )
         return await self._one_turn.sample(request)
 
     def serve(self, done: Future[Any], at_most: Callable[[], int]) -> None:
-        """Sample what has to be sampled on this thread, until the batch is done; blocks.
+        """Sample the turns that must be sampled on this thread, until the batch is done; blocks.
 
         Args:
             done: the batch.
-            at_most: how many turns can be waited for at once.
+            at_most: how many turns can wait at once.
 
         Raises:
-            SamplerError: `sample_stream` returned too early. What it raises is raised here as well;
-                what `sample_batch` raises goes to those who wait for the batch.
+            SamplerError: `sample_stream` returned too early. Errors of `sample_stream` are raised
+                here as well; errors of `sample_batch` fail the batch.
         """
         turns, sampler = self._turns, self._sampler
         done.add_done_callback(lambda done: turns.close(done.exception()))
@@ -203,14 +202,14 @@ class EngineSampler:
             if not turns.closed:
                 raise SamplerError(
                     "sample_stream returned while rollouts still need samples\n"
-                    "hint: it goes on until turns.closed"
+                    "hint: sample_stream must run until turns.closed is True"
                 )
         else:
             turns.take(None)  # no turn ever comes: this waits for the end
 
 
 def _gather(turns: PendingTurns, at_most: Callable[[], int]) -> list[PendingTurn]:
-    """Wait for turns; returns those that come close together."""
+    """Wait for turns; return those that arrive close together."""
     batch = turns.take(None, at_most())
     deadline = time.monotonic() + _GATHER_S
     while batch and not turns.closed:

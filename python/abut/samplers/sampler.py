@@ -1,7 +1,7 @@
-"""Samplers draw tokens from the policy.
+"""The protocols of samplers, which draw tokens from the policy.
 
-A sampler never sees text. It gets the ids of a request and returns the ids that it sampled, each
-with its own logprob under the distribution it was drawn from, the stop token included.
+A sampler never sees text. It gets the ids of a request and returns the sampled ids, each with its
+logprob under the distribution it was drawn from, the stop token included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,31 +19,31 @@ Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
 
 VERSIONS = "versions"
-"""The stream that says which weights sampled each token, `(T,)` int64. Nobody has to ask for it."""
+"""The stream with the version of the weights that sampled each token, `(T,)` int64; always kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One turn of one rollout."""
+    """A request for one turn of one rollout."""
 
     prompt_ids: Ids
     """`(T,)` int64, read-only: all ids of the trajectory so far. `torch.tensor(ids)` copies it."""
     max_tokens: int
-    """At most so many sampled tokens."""
+    """The most tokens to sample."""
     stop_token_ids: tuple[int, ...]
-    """A sampled token of these ends the turn and is part of the sample."""
+    """Tokens that end the turn; the one that is sampled is part of the sample."""
     seed: int
-    """Own seed of this turn."""
+    """The turn's own seed."""
     rollout_id: str
     turn: int
     stop: tuple[str, ...] = ()
-    """A sample that spells one of these ends with the token that completes it; so does one that
-    spells a stop string of the sampler's own settings."""
+    """Strings that end the turn: the sample ends with the token that completes one of them. Stop
+    strings of the sampler's own settings end it too."""
     images: tuple[ImageSpan, ...] = ()
-    """All images in `prompt_ids`, in order: their tokens stand there already. Only an
-    `ImageSampler` with `takes_images` gets any."""
+    """The images in `prompt_ids`, in order; their tokens are already in the prompt. Only an
+    `ImageSampler` with `takes_images` gets images."""
     never_token_ids: tuple[int, ...] = ()
-    """Tokens that must not be drawn: their probability is 0, in the logprobs too."""
+    """Tokens that must not be drawn; logprobs are computed without them."""
     streams: tuple[str, ...] = ()
     """The names that `Sample.streams` must have, from `RolloutConfig.streams`."""
     messages: Callable[[], Sequence[Message]] = field(default=list, compare=False, repr=False)
@@ -55,7 +55,7 @@ class SampleRequest:
     a TemplateError if the template does not write such a message."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For the other ranks of an engine, without what needs the conversation."""
+        """Pickle the request for other ranks, without the parts that need the conversation."""
         passed = [f.name for f in fields(self) if f.name not in ("messages", "tools", "ids_of")]
         return SampleRequest, tuple(getattr(self, name) for name in passed)
 
@@ -67,37 +67,37 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The tokens that were sampled for one request."""
+    """The tokens sampled for one request."""
 
     ids: Ids
-    """`(T,)` int64, verbatim."""
+    """`(T,)` int64: the sampled ids, unchanged."""
     logprobs: Logprobs
     """`(T,)` float32, nats, aligned with `ids`."""
     finish_reason: Literal["stop", "length"]
-    """`stop`: ended on a stop token or a stop string; `length`: cut by `max_tokens`."""
+    """`stop`: ended by a stop token or stop string; `length`: cut at `max_tokens`."""
     stop_string: str | None = None
-    """The stop string on which it ended. `ids` are whole: with the token that it begins inside, and
-    with what stands behind it."""
+    """The stop string that ended the sample. `ids` are not cut: they include the token in which the
+    string begins, and all text after it."""
     model_version: str | None = None
-    """Of the weights that sampled it, where the sampler knows; it is recorded."""
+    """The version of the weights, if the sampler knows it; it is recorded."""
     streams: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Arrays along the tokens by name, each `(T, …)` of numbers. Those that nobody asked for are
-    dropped. `versions` is always kept: the number of the weights that sampled each token, where the
-    sampler knows. Without it the engine's continuous mode fills it in: with the oldest weights that
-    can have sampled the token, where they change while it is sampled."""
+    """Numeric arrays along the tokens by name, each of shape `(T, …)`. Streams that the request
+    does not name are dropped. `versions` is always kept: the version of the weights that sampled
+    each token, if the sampler knows it. Otherwise the engine's continuous mode fills it in, with
+    the oldest weights that can have sampled the token if they change meanwhile."""
     in_words: bool = False
-    """True: a template wrote the answer of a policy whose tokens nobody knows. Its length is not
-    limited, and nothing of its rollout is trained."""
+    """True if a template wrote these tokens, because the policy answered in text. The length is not
+    limited, and the rollout is not trained."""
     newest_version: int | None = None
-    """Filled in by the engine: the weights that sampled when the answer came."""
+    """The version of the weights when the answer came; the engine fills it in."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws one turn at a time; many calls run at once on the engine's event loop.
+    """A sampler that draws one turn per call; many calls run at once on the engine's event loop.
 
-    A sampler of any kind may do more: see `BoundedSampler` and `ForgettingSampler`. One that is
-    also an async context manager is entered on that loop for each batch.
+    Any sampler may also be a `BoundedSampler` or a `ForgettingSampler`. If it is an async context
+    manager, the engine enters it on that loop for each batch.
     """
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -107,10 +107,10 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class BatchSampler(Protocol):
-    """Draws many turns in one call, on the thread that called the engine (in-process models).
+    """A sampler that draws many turns in one call, on the thread that called the engine.
 
-    If it is also a context manager, as a `StreamSampler` may be too, it is entered for each batch
-    of rollouts.
+    For models in this process. If it is also a context manager, as a `StreamSampler` may be too,
+    the engine enters it for each batch of rollouts.
     """
 
     def sample_batch(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -120,51 +120,54 @@ class BatchSampler(Protocol):
 
 @runtime_checkable
 class BoundedSampler(Protocol):
-    """A sampler that holds only so many tokens of prompt and completion together."""
+    """A sampler with a limit for prompt and completion together."""
 
     @property
     def max_context_tokens(self) -> int | None:
-        """May be None until the sampler has learned it; read before each turn."""
+        """The limit in tokens, read before each turn; None until the sampler knows it."""
         ...
 
 
 @runtime_checkable
 class ImageSampler(Protocol):
-    """A sampler that says whether it honours `SampleRequest.images` and `never_token_ids`."""
+    """A sampler that says whether it uses `SampleRequest.images` and `never_token_ids`."""
 
     @property
     def takes_images(self) -> bool:
-        """False, and a sampler without it: a request with images is a `TypeError`."""
+        """True if the sampler accepts images; else a request with images raises `TypeError`."""
         ...
 
 
 @runtime_checkable
 class ForgettingSampler(Protocol):
-    """A sampler that keeps something of a rollout from turn to turn."""
+    """A sampler that keeps state of a rollout from turn to turn."""
 
     def forget(self, rollout_id: str) -> None:
-        """Drop it: an attempt at the rollout is over. Called on the engine's event loop."""
+        """Drop the state of an ended attempt at a rollout; called on the engine's event loop."""
         ...
 
 
 def check_sample(sample: object, request: SampleRequest) -> Sample:
-    """Return the sample, with the streams that were asked for, if it answers the request.
+    """Check that a sample answers its request; return it with only the requested streams.
 
     Raises:
-        SamplerError: it is not a `Sample`, is longer than was asked for, or lacks a stream; or a
-            stream has another length or holds no numbers.
+        SamplerError: the value is not a `Sample`, is longer than requested, or lacks a stream; or a
+            stream has another length or is not numeric.
     """
     said = f"{request.where}: the sampler returned"
     if not isinstance(sample, Sample):
         raise SamplerError(f"{said} {type(sample).__name__}, not a Sample")
     if len(sample.ids) > request.max_tokens and not sample.in_words:
-        raise SamplerError(f"{said} {len(sample.ids)} tokens, {request.max_tokens} allowed")
+        raise SamplerError(
+            f"{said} {len(sample.ids)} tokens, but the request allows {request.max_tokens}"
+        )
     if not (sample.streams or request.streams):
         return sample
     if missing := [name for name in request.streams if name not in sample.streams]:
         raise SamplerError(
-            f"{said} no stream {missing[0]!r}, which RolloutConfig.streams names\n"
-            "hint: leave the name out, or take a sampler whose Sample.streams has it"
+            f"{said} a sample without the stream {missing[0]!r}, which RolloutConfig.streams "
+            "names\n"
+            "hint: remove the name, or use a sampler whose Sample.streams has it"
         )
     kept = {
         name: np.asarray(values)
@@ -175,10 +178,10 @@ def check_sample(sample: object, request: SampleRequest) -> Sample:
         if values.ndim == 0 or len(values) != len(sample.ids):
             raise SamplerError(
                 f"{said} {len(sample.ids)} tokens and a stream {name!r} of shape {values.shape}\n"
-                "hint: the first dimension of a stream is that of ids"
+                "hint: a stream's first dimension must be as long as ids"
             )
         if values.dtype.kind not in "biuf":
             raise SamplerError(
-                f"{said} a stream {name!r} of {values.dtype}, which is no type of numbers"
+                f"{said} a stream {name!r} of dtype {values.dtype}, which is not numeric"
             )
     return replace(sample, streams=kept)

@@ -15,8 +15,8 @@ Script: TypeAlias = Callable[[SampleRequest], Sequence[int]]
 
 
 Reply: TypeAlias = str | Mapping[str, Any]
-"""A text, or `{"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}`; either key may
-be left out."""
+"""A string, or `{"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}`; either key may be
+left out."""
 Replies: TypeAlias = Sequence[Reply] | Callable[[Sequence[Message], int], Reply]
 # Large enough never to matter, because a script ends by itself or at `max_turns`.
 _MOST_TOKENS = 2**20
@@ -40,7 +40,7 @@ class ScriptedReplies:
     def __init__(self, replies: Replies) -> None:
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence)):
             raise TypeError(
-                f"ScriptedReplies({replies!r}): expected a list of replies, or a function "
+                f"ScriptedReplies({replies!r}): expected a list of replies or a function "
                 "(messages, turn) -> reply\n"
                 'hint: ScriptedReplies(["first turn", "second turn"])'
             )
@@ -69,8 +69,9 @@ class ScriptedReplies:
             return await reply if inspect.isawaitable(reply) else reply
         if turn >= len(replies):
             raise SamplerError(
-                f"{request.where}: ScriptedReplies has {len(replies)} replies, none for turn {turn}"
-                "\nhint: write one more, end the episode sooner, or set RolloutConfig(max_turns=…)"
+                f"{request.where}: ScriptedReplies has {len(replies)} replies, so none for turn "
+                f"{turn}\nhint: add a reply, end the episode sooner, or set "
+                "RolloutConfig(max_turns=…)"
             )
         return replies[turn]
 
@@ -91,7 +92,7 @@ def message_of(reply: Any, where: str) -> Message:
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SamplerError(
             f"{where}: {reply!r} is not a reply\n"
-            'hint: a text, or {"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}'
+            'hint: pass a string, or {"content": …, "tool_calls": [{"name": …, "arguments": {…}}]}'
         ) from None
     functions = [{"function": {"name": name, "arguments": args}} for name, args in called]
     return {"role": "assistant", "content": content, "tool_calls": functions}

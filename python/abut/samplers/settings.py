@@ -1,8 +1,8 @@
-"""The settings under which tokens are drawn, the same for every sampler.
+"""The sampling settings, the same for every sampler.
 
-Invariant: each setting stands in one place. If `generation_kwargs` has a named setting, its value
-wins, as in TRL, and moves to the field; only other settings, and named ones that are None, stay
-there.
+Invariant: each setting has one place. If `generation_kwargs` has a named setting, its value wins,
+as in TRL, and moves to the field. Only other settings, and named ones that are None, stay in
+`generation_kwargs`.
 """
 
 from collections.abc import Mapping
@@ -27,24 +27,24 @@ def _help(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How the policy's distribution is changed before a token is drawn. None changes nothing."""
+    """Changes of the policy's distribution before a token is drawn; None changes nothing."""
 
-    temperature: float = _help(1.0, "Above 0; logits are divided by it.")
+    temperature: float = _help(1.0, "Above 0; the logits are divided by it.")
     top_k: int | None = _help(0, "Keep the k most likely tokens; 0 keeps all.")
     top_p: float | None = _help(
         1.0, "Keep the most likely tokens that together have this probability; 1.0 keeps all."
     )
     min_p: float | None = _help(
-        None, "Keep tokens with at least this share of the most likely one's probability."
+        None, "Keep tokens with at least this share of the most likely token's probability."
     )
-    repetition_penalty: float | None = _help(1.0, "1.0 is none.")
+    repetition_penalty: float | None = _help(1.0, "1.0 means no penalty.")
     generation_kwargs: Mapping[str, Any] = field(
         default_factory=dict,
         metadata={"help": "More settings, as vLLM or `transformers.GenerationConfig` names them."},
     )
 
     def __post_init__(self) -> None:
-        """Let `generation_kwargs` win, and refuse settings from which nothing can be learned.
+        """Move named settings out of `generation_kwargs`, and refuse settings that cannot train.
 
         Raises:
             ValueError: the temperature is not above 0.
@@ -55,13 +55,13 @@ class SamplingSettings:
             object.__setattr__(self, name, value)  # the way to set a field of a frozen dataclass
         if not (self.temperature or 0) > 0:
             raise ValueError(
-                f"temperature={self.temperature!r}: must be more than 0; at 0 every logprob is 0 "
-                "and nothing can be learned"
+                f"temperature={self.temperature!r}: must be more than 0, because at 0 every "
+                "logprob is 0 and the policy cannot learn"
             )
 
 
 def settings_of(sampling: SamplingKeywords) -> SamplingSettings:
-    """Return the settings of a sampler's keywords, of which `generation_kwargs` may be None.
+    """Return the settings for a sampler's keywords; `generation_kwargs` may be None.
 
     Raises:
         TypeError: a keyword has another name.
@@ -73,11 +73,11 @@ def settings_of(sampling: SamplingKeywords) -> SamplingSettings:
 
 
 def settings_for_clients(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, also neutral ones, as chat clients name them.
+    """Return the settings, neutral ones included, under the names that chat clients use.
 
     Args:
-        settings: by the names of `SamplingSettings`. None is neutral, and what
-            `generation_kwargs` has, counts.
+        settings: by the names of `SamplingSettings`; None is neutral, and values in
+            `generation_kwargs` win.
     """
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     named: dict[str, Any] = {
@@ -88,4 +88,4 @@ def settings_for_clients(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NAMED = tuple(one.name for one in fields(SamplingSettings) if one.name != "generation_kwargs")
-"""The settings that all samplers know by these names, as `GRPOTrainer` has them as attributes."""
+"""The settings that all samplers and `GRPOTrainer` know by the same name."""

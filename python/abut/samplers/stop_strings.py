@@ -1,7 +1,7 @@
-"""Stop strings of a model in this process, each row's own.
+"""Stop strings for a model in this process, separate for each row.
 
-Invariant: a row ends with the token that completes one of its strings, as it is found in the text
-of all that the row sampled; what other rows of the batch stop on ends it not.
+Invariant: a row ends with the token that completes one of its own strings in the text of all its
+sampled tokens. The stop strings of other rows do not end it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Spelled(NamedTuple):
 
     stop: str
     tokens: int
-    """So many it had sampled by then."""
+    """How many tokens the row had sampled by then."""
 
 
 class StopStrings:
@@ -24,10 +24,10 @@ class StopStrings:
 
     Args:
         tokenizer: knows the bytes of tokens.
-        stops: those of each row, maybe none.
+        stops: the stop strings of each row; may be empty.
 
     Attributes:
-        spelled: what each row ended on; None where it has not.
+        spelled: the stop string that ended each row; None while the row has not ended.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[Sequence[str]]) -> None:
@@ -36,7 +36,7 @@ class StopStrings:
         self._rows = [_Row(strings) for strings in stops]
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        """`(B, T)` ids to `(B,)`: which rows have ended."""
+        """Return which rows have ended, `(B,)`, for ids `(B, T)`."""
         import torch
 
         for row, id_ in enumerate(input_ids[:, -1].tolist()):
@@ -54,7 +54,7 @@ class _Row:
         self._tail = b""
 
     def add(self, tokenizer: Tokenizer, id_: int) -> Spelled | None:
-        """Take one more token; returns what it completes."""
+        """Add one token; return the stop string that it completes, if any."""
         try:
             spelled = tokenizer.decode_bytes([id_])
         except TokenizerError:

@@ -1,8 +1,8 @@
 """Sampling with a transformers model in this process.
 
-Invariant: the logprob of a sampled token is that of the distribution it was drawn from: after
-temperature, penalties and filters. Each request has a generator of its own, so what it samples
-does not depend on which requests share its batch (up to the float noise of padding).
+Invariant: the logprob of a sampled token belongs to the distribution it was drawn from, after
+temperature, penalties and filters. Each request has its own random generator, so its sample does
+not depend on the other requests of the batch (except for float noise from padding).
 """
 
 import logging
@@ -75,30 +75,30 @@ _NOT_TAKEN = (
 
 
 @stays(
-    "it samples with a model of this process",
-    hint="send the name of the model, and make model and sampler there",
+    "it holds a model of this process",
+    hint="send the model's name, and create the model and the sampler in the other process",
 )
 class TransformersSampler:
-    """Batched `generate` with left padding; one forward pass for all requests that wait.
+    """Samples with a transformers model: batched `generate` with left padding.
 
-    Requests with other stop tokens have a `generate` of their own. Ranks that share a sharded model
-    generate in step: one that has no turn to sample passes a dummy through until all are done.
-    A model that reads left padding as text gets batches of prompts of equal length.
+    Requests with the same stop tokens share one `generate`. Ranks that share a sharded model
+    generate together: a rank without turns passes a dummy row until all ranks are done. If the
+    model reads left padding as text, the prompts of a batch have equal lengths.
 
     Args:
         model: a causal language model, on its device.
         pad_token_id: fills the left of shorter prompts; masked out.
-        max_batch: how many requests share one `generate` at most.
-        unwrap: gives a context that holds the plain model, entered once for a batch of rollouts
-            (as `GRPOTrainer` does it for sharded models).
-        tokenizer: finds the stop strings of requests; without it those are refused.
-        images: an `abut.template.ImageProcessor` of the model; without it requests with images are
+        max_batch: the most requests in one `generate`.
+        unwrap: returns a context manager for the plain model, entered once for a batch of rollouts
+            (as `GRPOTrainer` does for sharded models).
+        tokenizer: finds stop strings; without it, requests with stop strings are refused.
+        images: the model's `abut.template.ImageProcessor`; without it, requests with images are
             refused.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
             (more settings of `transformers.GenerationConfig`), as in `SamplingSettings`.
 
     Raises:
-        ValueError: a setting under which logprobs could not be those of the sampled tokens.
+        ValueError: with one of the settings, logprobs would not match the sampled tokens.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class TransformersSampler:
         for name in _REFUSED:
             if (value := more.pop(name, None)) not in (None, 1):
                 raise ValueError(
-                    f"generation_kwargs[{name!r}]={value!r}: each token is drawn on its own and "
-                    "trained with its own logprob\nhint: leave it out"
+                    f"generation_kwargs[{name!r}]={value!r}: not possible, because training needs "
+                    "each token drawn by itself with its own logprob\nhint: remove the setting"
                 )
         for name in _NOT_TAKEN:
             if (value := more.pop(name, None)) is not None:
                 raise ValueError(
-                    f"generation_kwargs[{name!r}]={value!r}: this sampler cannot apply it\n"
-                    "hint: leave it out; RolloutConfig has the limits, top_k, top_p and min_p the "
-                    "filters"
+                    f"generation_kwargs[{name!r}]={value!r}: this sampler cannot apply this "
+                    "setting\nhint: remove it; RolloutConfig sets limits, and top_k, top_p and "
+                    "min_p are the filters"
                 )
         # To transformers a None is a filter that is off.
         off = {name: more.pop(name) for name in NAMED if name in more}
@@ -143,11 +143,11 @@ class TransformersSampler:
 
     @property
     def takes_images(self) -> bool:
-        """True if it has an image processor."""
+        """True if the sampler has an image processor."""
         return self._images is not None
 
     def __enter__(self) -> Self:
-        """Hold the plain model, in eval mode, for a batch of rollouts."""
+        """Unwrap the model and set it to eval mode, for a batch of rollouts."""
         with ExitStack() as stack:
             self._plain = stack.enter_context(self._unwrap())
             # Only what trains goes back to training: parts may be frozen in eval mode.
@@ -161,7 +161,7 @@ class TransformersSampler:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Give the model back as it was, once no rank samples any more."""
+        """Restore the model once no rank samples any more."""
         if self._stack is None:
             return
         try:
@@ -189,7 +189,7 @@ class TransformersSampler:
         return [samples[index] for index in range(len(requests))]
 
     def _together(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
-        """Return the requests that the model can sample beside the first."""
+        """Return the requests that the model can sample together with the first."""
         if len(batch) > 1 and self._batches is None:
             self._try_batches()
         if self._batches is Batches.ONE:
@@ -200,13 +200,13 @@ class TransformersSampler:
         return batch
 
     def _try_batches(self) -> None:
-        """Find out, once, whether the model samples in batches what it samples alone."""
+        """Find out, once, whether batches change the model's logprobs."""
         self._batches, nats = batches_of(self._plain, self._pad_token_id, in_step=self._in_step)
         if self._batches is not Batches.ANY:
             why = "reads left padding as text" if self._batches is Batches.EQUAL else "mixes rows"
             logger.warning(
-                "%s %s: in a batch, the logprobs of a prompt are up to %.2g nats from those it has "
-                "alone. abut samples %s, which is slower and exact",
+                "%s %s: in a batch, a prompt's logprobs differ by up to %.2g nats from those of "
+                "the prompt alone. abut therefore samples %s, which is slower but exact",
                 type(self._plain).__name__,
                 why,
                 nats,
@@ -216,8 +216,8 @@ class TransformersSampler:
     def _fitting(self, requests: Sequence[SampleRequest], batch: list[int]) -> list[int]:
         """Return the requests whose prompt leaves room for the longest sample of the batch.
 
-        A row goes through the model until the batch is done; beyond its positions a model with
-        learned ones fails.
+        Each row goes through the model until the whole batch is done, and a model with learned
+        positions fails beyond its last position.
         """
         config = self._plain.config
         if hasattr(config, "get_text_config"):
@@ -229,13 +229,14 @@ class TransformersSampler:
         return [index for index in batch if len(requests[index].prompt_ids) <= room] or batch
 
     def _check_ids(self, request: SampleRequest) -> None:
-        """Refuse an id that the model has no embedding for; torch would raise an IndexError."""
+        """Refuse an id without an embedding, for which torch would raise an IndexError."""
         rows = getattr(self._plain.get_input_embeddings(), "num_embeddings", None)
         if rows is not None and len(request.prompt_ids) and max(request.prompt_ids) >= rows:
             raise SamplerError(
-                f"{request.where}: the prompt has token {max(request.prompt_ids)}, and the model's "
-                f"embedding has {rows} rows: model and tokenizer do not belong together\n"
-                "hint: model.resize_token_embeddings(len(tokenizer)), before the trainer is made"
+                f"{request.where}: the prompt has token {max(request.prompt_ids)}, but the model's "
+                f"embedding has only {rows} rows, so model and tokenizer do not match\n"
+                "hint: call model.resize_token_embeddings(len(tokenizer)) before creating the "
+                "trainer"
             )
 
     def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -290,7 +291,7 @@ class TransformersSampler:
         drawn_logprobs = torch.stack(draw.logprobs, dim=1).cpu().numpy()
         if drawn_logprobs.shape != drawn_ids.shape:
             raise SamplerError(
-                f"generate returned {drawn_ids.shape} tokens but drew {drawn_logprobs.shape}"
+                f"generate returned tokens {drawn_ids.shape}, logprobs {drawn_logprobs.shape}"
             )
         spelled = stops.spelled if stops else [None] * len(requests)
         return [
@@ -298,7 +299,7 @@ class TransformersSampler:
         ]
 
     def _pass_along(self) -> None:
-        """Make the passes of other ranks with a dummy, until none of them samples any more."""
+        """Pass a dummy row through the model while other ranks still sample."""
         device = self._plain.device
         while any_rank_samples(False, device):
             ids, inputs = dummy_row(self._images, self._pad_token_id, device)
@@ -310,13 +311,13 @@ class TransformersSampler:
             return None
         if self._tokenizer is None:
             raise SamplerError(
-                f"{stopping[0].where} has stop strings, and this sampler has no tokenizer to find "
-                "them with\nhint: TransformersSampler(…, tokenizer=Tokenizer.from_pretrained(…))"
+                f"{stopping[0].where} has stop strings, but this sampler has no tokenizer to find "
+                "them\nhint: TransformersSampler(…, tokenizer=Tokenizer.from_pretrained(…))"
             )
         return StopStrings(self._tokenizer, [request.stop for request in requests])
 
     def _warpers(self, attention_mask: Any) -> list[Any]:
-        """The filters in the order in which `generate` applies its own."""
+        """Return the filters, in the order in which `generate` applies its own."""
         settings = self._settings
         warpers: list[Any] = []
         if settings.repetition_penalty not in (None, 1.0):
@@ -333,10 +334,10 @@ class TransformersSampler:
 
 
 def _alike(requests: Sequence[SampleRequest], waiting: Sequence[int]) -> list[int]:
-    """Return the requests that stop on the same tokens as the first.
+    """Return the requests that have the same stop tokens as the first.
 
-    `generate` has one set of stop tokens, and fills a row up with the pad token behind any of them:
-    a row of a request that does not stop there would go on with tokens that nobody drew.
+    `generate` has one set of stop tokens and fills a row with padding after any of them, so a row
+    that should not stop there would contain tokens that were not sampled.
     """
     stops = set(requests[waiting[0]].stop_token_ids)
     return [index for index in waiting if set(requests[index].stop_token_ids) == stops]
@@ -348,14 +349,14 @@ def _train_again(modules: Sequence[Any]) -> None:
 
 
 class _RepetitionPenalty(LogitsProcessor):  # type: ignore[misc]
-    """The penalty of transformers, without padding: transformers would punish the pad token too."""
+    """The repetition penalty of transformers, except that padding does not count as repetition."""
 
     def __init__(self, penalty: float, attention_mask: Any) -> None:
         self._penalty = RepetitionPenaltyLogitsProcessor(penalty)
         self._seen = attention_mask.bool()
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """`(B, T)` ids and `(B, V)` scores to `(B, V)` scores."""
+        """Return `(B, V)` scores for `(B, T)` ids and `(B, V)` scores."""
         longest = self._seen.shape[1]
         prompt_ids, sampled_ids = input_ids[:, :longest], input_ids[:, longest:]
         # Padding is on the left, so the last token of a prompt is its own: seen once more.
@@ -366,8 +367,8 @@ class _RepetitionPenalty(LogitsProcessor):  # type: ignore[misc]
 class _Draw(LogitsProcessor):  # type: ignore[misc]
     """Draws each row's token with the row's own generator and leaves only that token.
 
-    Adding Gumbel noise and taking the maximum draws from the softmax exactly; the noise of a row
-    comes from its own seed, so its draw does not depend on the other rows.
+    Adding Gumbel noise and taking the maximum is an exact draw from the softmax. The noise of a row
+    comes from its own seed, so the draw does not depend on the other rows.
     """
 
     def __init__(self, seeds: Sequence[int], device: Any) -> None:
@@ -375,7 +376,7 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
         self.logprobs: list[Any] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """`(B, V)` scores to `(B, V)` scores that are finite at the drawn token only."""
+        """Return `(B, V)` scores that are finite only at the drawn token."""
         logprobs = torch.log_softmax(scores.float(), dim=-1)
         exponential = torch.empty_like(logprobs)
         for row, generator in enumerate(self._generators):
@@ -386,7 +387,7 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
 
 
 def _cut(ids: Any, logprobs: Any, request: SampleRequest, spelled: Spelled | None) -> Sample:
-    """The row's own sample: up to its first stop token or string, at most its own `max_tokens`."""
+    """Return a row's sample, cut at its first stop token or string, or at its `max_tokens`."""
     ids, logprobs = ids[: request.max_tokens], logprobs[: request.max_tokens]
     stops = np.flatnonzero(np.isin(ids, request.stop_token_ids))
     end = int(stops[0]) + 1 if len(stops) else len(ids)

@@ -1,8 +1,8 @@
-"""Sampling from TRL's own server, `trl vllm-serve` up to 1.10: turns in batches, one at a time.
+"""Sampling from TRL's own server, `trl vllm-serve` up to 1.10: one batch of turns at a time.
 
-Invariant: a sample is whole, with the logprobs of what it was drawn from, as that server always
-gives them. Its `/generate/` answers one call after the other and takes one set of settings for all
-prompts of a call, so requests that come while it works wait and go together.
+Invariant: a sample is complete, with the logprobs of the distribution it was drawn from, which that
+server always returns. `/generate/` answers one call at a time and takes one set of settings for all
+prompts of a call, so requests that arrive meanwhile wait and are sent together.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ _Waiting: TypeAlias = "tuple[SampleRequest, asyncio.Future[Sample]]"
 
 
 @stays(
-    "it has connections of this process",
-    hint="send its arguments, and make the sampler there",
+    "it holds connections of this process",
+    hint="send the sampler's arguments, and create the sampler in the other process",
 )
 class TRLServerSampler:
-    """Samples from one server of TRL up to 1.10.
+    """Samples from a server of TRL up to 1.10.
 
-    An async context manager; the engine enters it for each batch. The server takes one seed for all
-    prompts of a call, with which equal prompts would get equal samples, so it gets none: what is
-    sampled differs from run to run.
+    An async context manager; the engine enters it for each batch. abut does not send a seed,
+    because the server takes one seed for all prompts of a call, so equal prompts would get equal
+    samples. Samples therefore differ from run to run.
 
     Args:
         base_url: `http://host:port`.
-        give_up_s: how long the server may be away, before that is an error.
+        give_up_s: how many seconds the server may be unavailable before this is an error.
         on_restart: as for `VLLMServerSampler`.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
             (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
-        ValueError: a setting that this sampler does not take.
+        ValueError: this sampler does not support a setting.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class TRLServerSampler:
         self._calling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Open connections; waits until the server is well."""
+        """Open connections and wait until the server is available."""
         await self._fleet.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close them."""
+        """Close the connections."""
         if self._calling is not None:
             self._calling.cancel()
             await asyncio.gather(self._calling, return_exceptions=True)
@@ -81,16 +81,16 @@ class TRLServerSampler:
         await self._fleet.__aexit__(*exc)
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Sample one turn, together with those that wait as well.
+        """Sample one turn, together with all others that wait.
 
         Raises:
-            SamplerError: the server refused the call or gave a wrong answer, or is away.
+            SamplerError: the server refused the call, gave a wrong answer, or is unavailable.
         """
         if request.stop:
             raise SamplerError(
-                f"{request.where} has stop strings, and the server's answer does not say on which "
-                "one a sample ended\n"
-                "hint: TRL 1.11 asks `vllm serve`, whose answers do: pip install 'trl>=1.11'"
+                f"{request.where} has stop strings, but the server's answer does not name the one "
+                "that ended a sample\n"
+                "hint: pip install 'trl>=1.11', which uses `vllm serve`, whose answers name it"
             )
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -132,7 +132,7 @@ class TRLServerSampler:
                 **{name: said for name, said in self._settings.items() if name not in NAMED},
             },
         }
-        where = f"{first.where}, and {len(requests) - 1} more"
+        where = f"{first.where} and {len(requests) - 1} more"
         try:
             # One server, so one home for all of them.
             server, content = await self._fleet.ask(
@@ -154,22 +154,22 @@ class TRLServerSampler:
         except Refused as error:
             raise SamplerError(
                 f"{error}\nhint: TRLServerSampler is for `trl vllm-serve` up to TRL 1.10; "
-                "for `vllm serve`: VLLMServerSampler"
+                "for `vllm serve`, use VLLMServerSampler"
             ) from error
 
 
 def _samples(answer: Any, requests: Sequence[SampleRequest]) -> list[Sample]:
-    """The samples of an answer, each cut to its own budget."""
+    """Return the samples of an answer, each cut at its request's `max_tokens`."""
     columns = answer["prompt_ids"], answer["completion_ids"], answer["logprobs"]
     samples = []
     for request, prompt_ids, ids, logprobs in zip(requests, *columns, strict=True):
         if prompt_ids != request.prompt_ids.tolist():
             raise SamplerError(
-                f"the engine received {len(prompt_ids)} prompt tokens, which are not the "
+                f"the engine received {len(prompt_ids)} prompt tokens, which differ from the "
                 f"{len(request.prompt_ids)} of the request"
             )
         if len(ids) != len(logprobs):
-            raise SamplerError(f"{len(ids)} ids have {len(logprobs)} logprobs")
+            raise SamplerError(f"{len(ids)} ids came with {len(logprobs)} logprobs")
         # It does not say why a sample ended: one that is shorter than it may be has stopped.
         kept = ids[: request.max_tokens]
         stopped = len(kept) < request.max_tokens or kept[-1] in request.stop_token_ids

@@ -1,14 +1,13 @@
 """Sampling from vLLM servers: token ids in, token ids and logprobs out, one request for each turn.
 
-Invariant: a sample is what one server drew for exactly the ids of its request, whole, with the
-logprobs of the distribution that it was drawn from: after temperature, penalties and filters.
-Servers that give other logprobs are refused before the first sample of each batch, and nothing
-partial is kept.
+Invariant: a sample is complete, was drawn by one server for exactly the ids of its request, and has
+the logprobs of the distribution it was drawn from, after temperature, penalties and filters.
+Servers that return other logprobs are refused before the first sample of each batch.
 
-`/v1/completions` is preferred to `/inference/v1/generate`: every server has it, it says on which
-stop string a sample ended, it repeats the prompt, which is compared, and its replies have half the
-bytes. It takes no images as vLLM's ids say them, so requests with images go to the other one, which
-repeats the prompt if it is asked to; `/detokenize` tells which stop string ended its samples.
+abut prefers `/v1/completions` to `/inference/v1/generate`: every server has it, it names the stop
+string that ended a sample, it repeats the prompt, which abut compares, and its replies are half as
+long. It cannot take images together with ids, so requests with images go to the other endpoint,
+which repeats the prompt on request; `/detokenize` then shows which stop string ended a sample.
 """
 
 import asyncio
@@ -54,35 +53,36 @@ _CERTAIN = 1e-3
 
 
 @stays(
-    "it has connections of this process",
-    hint="send its arguments, and make the sampler there",
+    "it holds connections of this process",
+    hint="send the sampler's arguments, and create the sampler in the other process",
 )
 class VLLMServerSampler:
     """Samples from one vLLM server, or from several that serve the same model.
 
-    An async context manager; the engine enters it for each batch. Requests of one rollout go to
-    one server while that is well, and to another one when it is not. The engine's limits apply: how
-    many requests at once (`max_requests`) and how long one may take (`turn_timeout_s`); a request
-    that is given up is closed, which frees it on the server.
+    An async context manager; the engine enters it for each batch. All requests of a rollout go to
+    one server while it is available, and to another one if it is not. The engine limits how many
+    requests run at once (`max_requests`) and how long one may take (`turn_timeout_s`). When a
+    request is given up, abut closes its connection, so the server stops working on it.
 
-    Images want vLLM 0.30 or later with `--enable-scale-out`, and the same weights during a batch:
-    between two batches they may change, those of the vision tower too.
+    Images need vLLM 0.30 or later with `--enable-scale-out`. All weights, those of the vision tower
+    included, may change only between two batches.
 
     Args:
         base_urls: `http://host:port`, one or several; `user:password@` becomes a header.
-        model: the name under which it is served; None takes the first that is listed.
+        model: the model's name on the server; None uses the server's first model.
         endpoint: "completions" is `/v1/completions`; "generate" is `/inference/v1/generate`, for
             servers that have only that.
         api_key: sent as a bearer token.
-        give_up_s: how long no server at all may be well, before that is an error.
-        on_restart: a server that goes and comes back has the weights that it was started with.
-            "resume" goes on with a warning; "raise" is for a server that gets a trainer's weights.
+        give_up_s: how many seconds all servers may be unavailable before this is an error.
+        on_restart: what to do after a server restarts, because it then has the weights it was
+            started with. "resume" continues with a warning; use "raise" if the server gets a
+            trainer's weights.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
             (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
-        ValueError: a setting under which logprobs could not be those of the sampled tokens, or one
-            that vLLM does not know.
+        ValueError: with one of the settings, logprobs would not match the sampled tokens, or vLLM
+            does not know it.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class VLLMServerSampler:
         self.base_urls = tuple(address.url for address in addresses)
         if not urls or len(set(self.base_urls)) < len(urls):
             raise ValueError(
-                f"base_urls={self.base_urls!r}: expected one or more URLs, each once\n"
+                f"base_urls={self.base_urls!r}: expected one or more different URLs\n"
                 "hint: 'http://localhost:8000'"
             )
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -129,14 +129,14 @@ class VLLMServerSampler:
         )
 
     def with_settings(self, **settings: float) -> Self:
-        """The same servers, asked with other settings of sampling; for evaluation, not training.
+        """Return a sampler of the same servers with other sampling settings; for evaluation only.
 
         Args:
             **settings: temperature (0: the most likely token each time), top_k, top_p, min_p,
                 repetition_penalty, presence_penalty, frequency_penalty; the others stay.
 
         Raises:
-            ValueError: a setting that vLLM does not take.
+            ValueError: vLLM does not accept a setting.
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)  # the connections too
@@ -144,7 +144,7 @@ class VLLMServerSampler:
         return other
 
     def ask_for_adapters(self, name: Callable[[], str]) -> None:
-        """Ask for the adapter of that name, at each request anew, where the servers have it.
+        """Look up the adapter of that name for each request, and use it if the server has it.
 
         For trainers that publish an adapter under a new name with each version.
         """
@@ -152,30 +152,31 @@ class VLLMServerSampler:
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Prompt and sample together, as the servers say it; None before the first is asked."""
+        """The most tokens of prompt and sample together; None until a server was asked."""
         return min(self._lengths.values(), default=None)
 
     @property
     def takes_images(self) -> bool:
-        """True; a server whose model takes none says so."""
+        """True; a server whose model does not accept images refuses such requests."""
         return True
 
     async def __aenter__(self) -> Self:
-        """Open connections; waits until a server is well.
+        """Open connections and wait until a server is available.
 
         Raises:
-            SamplerError: none is, or one serves another model or gives other logprobs.
+            SamplerError: no server is available, or one serves another model or returns other
+                logprobs.
         """
         self._pictures.begin()
         await self._fleet.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close them."""
+        """Close the connections."""
         await self._fleet.__aexit__(*exc)
 
     def forget(self, rollout_id: str) -> None:
-        """Note that a rollout asks no more."""
+        """Note that a rollout has ended."""
         self._fleet.forget(rollout_id)
         self._pictures.forget(rollout_id)
 
@@ -183,7 +184,8 @@ class VLLMServerSampler:
         """Sample one turn.
 
         Raises:
-            SamplerError: a server refused the request or gave a wrong answer, or none is well.
+            SamplerError: a server refused the request or gave a wrong answer, or no server is
+                available.
         """
         tokens = room(
             request,
@@ -218,7 +220,7 @@ class VLLMServerSampler:
     async def _ask(
         self, request: SampleRequest, path: str, sampling: dict[str, Any], tokens: int
     ) -> tuple[FleetServer, bytes]:
-        """Send a request; once more, with its pictures whole, if the server has lost one."""
+        """Send a request; if the server no longer has an image, send it again with all images."""
         while True:
             by_name = bool(request.images) and self._pictures.knows(request)
             if request.images:
@@ -257,10 +259,10 @@ class VLLMServerSampler:
     async def _with_stop(
         self, sample: Sample, request: SampleRequest, stops: list[str], path: str
     ) -> Sample:
-        """Return a sample with the stop string on which it ended, if its answer does not say it.
+        """Return a sample with the stop string that ended it, if the answer does not name it.
 
         Raises:
-            SamplerError: the server does not give the text of the sample.
+            SamplerError: the server did not return the text of the sample.
         """
         if not stops or path != _PATHS["generate"] or sample.finish_reason != "stop":
             return sample
@@ -275,8 +277,8 @@ class VLLMServerSampler:
             text = str(json.loads(content)["prompt"])
         except (Refused, ValueError, KeyError, TypeError) as error:
             raise SamplerError(
-                f"/detokenize does not say the text of a sample, which may have ended on one of "
-                f"the stop strings {stops}: {error}"
+                "/detokenize did not return the text of a sample, which may have ended with one "
+                f"of the stop strings {stops}: {error}"
             ) from error
         # As vLLM does: the first of them in this order that the last token has completed.
         return replace(sample, stop_string=next((stop for stop in stops if stop in text), None))
@@ -317,7 +319,7 @@ class VLLMServerSampler:
         return json.dumps(body).encode()
 
     async def _check(self, server: FleetServer) -> None:
-        """Check what a server serves and which logprobs it gives."""
+        """Check which model a server serves and which logprobs it returns."""
         try:
             models = json.loads(await self._fleet.send(server, "/v1/models"))["data"]
             served = {model["id"]: model.get("max_model_len") for model in models}
@@ -326,25 +328,26 @@ class VLLMServerSampler:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SamplerError(
                 f"the server at {server.url} does not list its models as vLLM does\n"
-                "hint: base_urls are those of `vllm serve`"
+                "hint: base_urls are the addresses of `vllm serve`"
             ) from error
         self._has_adapters = self._adapter is not None and self._adapter() in served
         if self._model is None:
             self._model = next(iter(served), None)  # the first server that answers decides for all
         if self._model not in served:
             raise SamplerError(
-                f"the server at {server.url} does not serve the model {self._model!r}, but "
+                f"the server at {server.url} does not serve the model {self._model!r}; it serves "
                 f"{', '.join(map(repr, served)) or 'none'}\n"
-                "hint: model=None takes the first that is listed; --served-model-name renames it"
+                "hint: model=None uses the server's first model; `vllm serve --served-model-name` "
+                "renames a model"
             )
         if served[self._model] is not None:
             self._lengths[server.url] = served[self._model]
         await asyncio.gather(self._probe(server, 0), self._probe(server, 1))
 
     async def _probe(self, server: FleetServer, id_: int) -> None:
-        """Have one token drawn from itself alone: after the filters its logprob is 0.
+        """Check that logprobs include filters, by allowing only one token: its logprob must be 0.
 
-        Before them it is what the model thinks of it, and of two tokens not both can be certain.
+        Before filters, the logprob depends on the model, and cannot be 0 for both of two tokens.
         """
         body = self._body(
             self._path, [0], {"max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [id_]}
@@ -356,12 +359,12 @@ class VLLMServerSampler:
         except SamplerError as error:
             raise SamplerError(f"the server at {server.url}: {error}") from error
         if choice.finish_reason == "abort":
-            raise Unavailable("is paused: it aborts what it is asked")
+            raise Unavailable("is paused and aborts requests")
         if choice.token_ids.tolist() != [id_] or abs(choice.logprobs[0]) > _CERTAIN:
             raise SamplerError(
-                f"the server at {server.url} gives logprobs from before temperature and filters: "
-                f"token {id_}, the only one allowed, has {choice.logprobs[0]:.4g} and not 0\n"
-                "hint: start it with --logprobs-mode processed_logprobs"
+                f"the server at {server.url} returns logprobs from before temperature and filters: "
+                f"token {id_}, the only one allowed, has {choice.logprobs[0]:.4g} instead of 0\n"
+                "hint: start the server with --logprobs-mode processed_logprobs"
             )
 
 
@@ -376,7 +379,7 @@ def _address(url: str) -> Address:
 def _only_choice(content: bytes) -> Choice:
     choices = read_completions(content)
     if len(choices) != 1:
-        raise SamplerError(f"{len(choices)} choices were returned, and 1 asked for")
+        raise SamplerError(f"the answer has {len(choices)} choices, but 1 was requested")
     return choices[0]
 
 
@@ -386,7 +389,10 @@ def _hint(error: Refused) -> str:
     if error.status in (401, 403):
         return "\nhint: pass api_key=…"
     if error.status == 404 and error.path == _PATHS["generate"]:
-        return "\nhint: vLLM has it with --enable-scale-out; or endpoint='completions'"
+        return "\nhint: start vLLM with --enable-scale-out, or pass endpoint='completions'"
     if error.status == 404 and error.path == "/v1/models":
-        return "\nhint: `vllm serve` has it; for TRL's own server up to 1.10: TRLServerSampler"
+        return (
+            "\nhint: this sampler is for `vllm serve`; for TRL's own server up to 1.10, use "
+            "TRLServerSampler"
+        )
     return ""

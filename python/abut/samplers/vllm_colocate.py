@@ -1,12 +1,12 @@
 """Sampling from a vLLM engine in this process, turn by turn: continuous batching.
 
-Invariant: a sample is what the engine drew for exactly the ids of its request, whole, with the
-logprobs of the distribution that it was drawn from. Turns join between two steps, nobody waits for
-a batch; and when `sample_stream` returns, the engine has no request of ours.
+Invariant: a sample is complete, was drawn for exactly the ids of its request, and has the logprobs
+of the distribution it was drawn from. Turns join between two steps, so no turn waits for a batch.
+When `sample_stream` returns, the engine has none of abut's requests.
 
-Where vLLM is tensor-parallel, ranks run one model together, each for rollouts of its own. Between
-two steps of the model every rank hears of every rank, in the order of ranks. So all do the same, in
-the same order, and all leave in the same round.
+If vLLM is tensor-parallel, the ranks run one model together, each for its own rollouts. Between two
+steps of the model, all ranks exchange reports, in the order of ranks. So all ranks do the same
+things in the same order, and stop in the same round.
 """
 
 import logging
@@ -42,24 +42,24 @@ _LAST_REPORT_S = 10.0
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's news for the others, between two steps."""
+    """A rank's report to the others, between two steps."""
 
     requests: dict[str, SampleRequest] = field(default_factory=dict)
     """The turns that join, by name, in their order."""
     given_up: list[str] = field(default_factory=list)
-    """The turns that nobody waits for any more."""
+    """The turns that no rollout waits for any more."""
     is_done: bool = False
-    """True if no turn will come from that rank any more."""
+    """True if no more turns will come from that rank."""
     error: str | None = None
-    """Why its batch failed."""
+    """The error that ended the rank's batch."""
 
 
 class Alone:
-    """One rank, with the whole model: what `Ranks` is where there are no others."""
+    """A rank that has the whole model; used instead of `Ranks` without tensor parallelism."""
 
     rank = 0
     wait_s = None
-    """How long a rank with nothing to do waits for turns; None: until one comes."""
+    """How many seconds an idle rank waits for turns; None: until one comes."""
 
     def exchange(self, report: RankReport) -> list[RankReport]:
         """Return the reports of all ranks, in their order."""
@@ -77,7 +77,7 @@ class Ranks:
     """
 
     wait_s = 0.005
-    """Others may have turns meanwhile, and cannot step before all have exchanged."""
+    """Short, because other ranks cannot step before all ranks have exchanged reports."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed
@@ -91,7 +91,7 @@ class Ranks:
         """Return the reports of all ranks, in their order.
 
         Raises:
-            SamplerError: a rank is gone, or another one's batch failed.
+            SamplerError: a rank cannot be reached, or the batch of another rank failed.
         """
         reports: list[Any] = [None] * self._distributed.get_world_size(self._group)
         try:
@@ -99,20 +99,20 @@ class Ranks:
         except RuntimeError as error:
             self._is_whole = False
             raise SamplerError(
-                f"rank {self.rank} of the tensor-parallel group does not reach the others: "
-                f"{error}\nhint: look for the first error of the other ranks"
+                f"rank {self.rank} of the tensor-parallel group cannot reach the other ranks: "
+                f"{error}\nhint: look for the first error that another rank logged"
             ) from error
         failed = [rank for rank, one in enumerate(reports) if one.error is not None]
         self._is_whole = not failed
         if failed and self.rank not in failed:
             raise SamplerError(
-                f"rank {failed[0]} of the tensor-parallel group failed, and the others cannot go "
-                f"on without it: {reports[failed[0]].error}"
+                f"rank {failed[0]} of the tensor-parallel group failed, so the other ranks stop: "
+                f"{reports[failed[0]].error}"
             )
         return reports
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others that this rank failed between two exchanges; wait for them, not long."""
+        """Tell the others that this rank failed between two exchanges; wait for them briefly."""
         if not self._is_whole:
             return
         report = RankReport(error=f"{type(error).__name__}: {error}")
@@ -129,29 +129,29 @@ class Ranks:
 
 
 @stays(
-    "its engine is in this process",
-    hint="make it where the LLM is; VLLMServerSampler asks a server from anywhere",
+    "its engine runs in this process",
+    hint="create it in the process of the LLM; VLLMServerSampler works from any process",
 )
 class VLLMColocateSampler:
-    """Samples from a `vllm.LLM` of this process, on the thread that called the engine.
+    """Samples from a `vllm.LLM` in this process, on the thread that called the engine.
 
-    A context manager; the engine enters it for each batch of rollouts. The engine's limits apply:
-    how many turns at once (`max_requests`; vLLM's own is `max_num_seqs`) and how long one may take
-    (`turn_timeout_s`); a turn that is given up is aborted between two steps.
+    A context manager; the engine enters it for each batch of rollouts. The engine limits how many
+    turns run at once (`max_requests`; vLLM's own limit is `max_num_seqs`) and how long one may take
+    (`turn_timeout_s`). A turn that is given up is aborted between two steps.
 
-    Where vLLM is tensor-parallel under an external launcher (as in TRL), each rank has a sampler
-    and rollouts of its own; all ranks must play their batches at the same time.
+    If vLLM is tensor-parallel under an external launcher (as in TRL), each rank has its own sampler
+    and rollouts, and all ranks must play their batches at the same time.
 
     Args:
         llm: with `logprobs_mode="processed_logprobs"`.
-        awake: gives a context in which the engine can sample, entered once for each batch of
-            rollouts (as `GRPOTrainer` wakes an engine that sleeps while the model is trained).
+        awake: returns a context manager in which the engine can sample, entered once for each batch
+            of rollouts (`GRPOTrainer` uses it to wake an engine that sleeps during training).
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty and generation_kwargs
             (more sampling settings of vLLM), as in `SamplingSettings`.
 
     Raises:
-        ValueError: a setting, or an engine, whose logprobs could not be those of the sampled
-            tokens; a setting that vLLM does not know.
+        ValueError: with a setting or this engine, logprobs would not match the sampled tokens, or
+            vLLM does not know a setting.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class VLLMColocateSampler:
         self._config = config = self._engine.vllm_config
         if config.model_config.logprobs_mode != "processed_logprobs":
             raise ValueError(
-                "the engine gives logprobs from before temperature and filters: its logprobs_mode "
-                f"is {config.model_config.logprobs_mode!r}\n"
+                "the engine returns logprobs from before temperature and filters, because its "
+                f"logprobs_mode is {config.model_config.logprobs_mode!r}\n"
                 "hint: LLM(…, logprobs_mode='processed_logprobs')"
             )
         settings = settings_of(sampling)
@@ -182,12 +182,12 @@ class VLLMColocateSampler:
 
     @property
     def takes_images(self) -> bool:
-        """True if its model does."""
+        """True if the model accepts images."""
         return bool(getattr(self._config.model_config, "is_multimodal_model", False))
 
     @property
     def max_context_tokens(self) -> int:
-        """Prompt and sample together."""
+        """The most tokens of prompt and sample together."""
         return int(self._config.model_config.max_model_len)
 
     def __enter__(self) -> Self:
@@ -197,11 +197,11 @@ class VLLMColocateSampler:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Let it sleep."""
+        """Let the engine sleep again."""
         self._stack.close()
 
     def sample_stream(self, turns: PendingTurns) -> None:
-        """Sample until no turn comes any more, on this rank or another one of its group.
+        """Sample until no more turns will come, on this rank or another rank of the group.
 
         Raises:
             SamplerError: vLLM refused a request or gave a wrong answer, or another rank failed.
@@ -221,8 +221,8 @@ class VLLMColocateSampler:
         """Exchange reports, let turns join, and step once; returns whether there is more to do.
 
         Args:
-            turns: those of this rank.
-            running: all that the engine has, by name; those of other ranks are None.
+            turns: the turns of this rank.
+            running: all turns that the engine has, by name; None for those of other ranks.
         """
         taken = turns.take(0.0 if running else self._ranks.wait_s)
         own = {self._name(): turn for turn in taken}
@@ -249,7 +249,7 @@ class VLLMColocateSampler:
         return bool(running) or not all(one.is_done for one in reports)
 
     def _admit(self, name: str, request: SampleRequest) -> None:
-        """Let a turn join; on all ranks, which all raise where one does."""
+        """Add a turn to the engine, on all ranks; if one rank raises, all do."""
         tokens = room(
             request,
             self.max_context_tokens,
@@ -267,14 +267,14 @@ class VLLMColocateSampler:
         except SamplerError:
             raise
         except Exception as error:  # of classes that differ from version to version
-            said = f"{request.where}: vLLM refuses the request: {error}"
+            said = f"{request.where}: vLLM refused the request: {error}"
             raise SamplerError(f"{said}{refusal_hint(said)}") from error
 
     def _rendered(self, request: SampleRequest) -> Any:
-        """Return a prompt with images as vLLM's renderer makes it: the same ids as ours.
+        """Return a prompt with images from vLLM's renderer; it must have the request's ids.
 
         Raises:
-            SamplerError: it makes others.
+            SamplerError: the renderer writes other ids.
         """
         images = [span.image for span in request.images]
         (prompt,) = self._engine.renderer.render_cmpl(
@@ -293,7 +293,7 @@ class VLLMColocateSampler:
         return prompt
 
     def _collect(self, running: dict[str, PendingTurn | None]) -> None:
-        """Step once, and answer the turns of this rank that have ended."""
+        """Step once, and answer this rank's turns that have ended."""
         for output in self._engine.step():
             turn = running.pop(output.request_id, None) if output.finished else None
             if turn is None:
@@ -304,7 +304,7 @@ class VLLMColocateSampler:
                 raise SamplerError(f"{turn.request.where}: {error}") from error
 
     def _abort(self, names: list[str]) -> None:
-        """Abort what a batch that failed has left; why it failed is for the caller to see."""
+        """Abort the remaining requests of a failed batch, without hiding the batch's own error."""
         try:
             self._engine.abort_request(names)
         except Exception:  # a dead engine cannot
@@ -340,8 +340,8 @@ class VLLMColocateSampler:
             )
         except TypeError as error:
             raise ValueError(
-                f"vLLM does not take these settings: {error}\nhint: generation_kwargs has one that "
-                "this version of vLLM does not know"
+                f"vLLM does not accept these settings: {error}\nhint: remove the setting from "
+                "generation_kwargs that this version of vLLM does not know"
             ) from error
 
 
@@ -355,7 +355,7 @@ def _for_params(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(parallel_config: Any) -> Alone | Ranks:
-    """Return who steps this engine: under an external launcher, a whole tensor-parallel group."""
+    """Return the ranks that step this engine: a tensor-parallel group, or one rank alone."""
     if (
         parallel_config.distributed_executor_backend != "external_launcher"
         or parallel_config.tensor_parallel_size == 1
@@ -368,12 +368,12 @@ def _ranks(parallel_config: Any) -> Alone | Ranks:
 
 def _sample(output: Any, request: SampleRequest) -> Sample:
     if len(output.outputs) != 1:
-        raise SamplerError(f"{len(output.outputs)} samples were drawn, and 1 asked for")
+        raise SamplerError(f"vLLM drew {len(output.outputs)} samples, but 1 was requested")
     (drawn,) = output.outputs
     ids = list(drawn.token_ids)
     logprobs = drawn.logprobs or []
     if len(logprobs) != len(ids):
-        raise SamplerError(f"{len(ids)} ids have {len(logprobs)} logprobs")
+        raise SamplerError(f"{len(ids)} ids came with {len(logprobs)} logprobs")
     return sample_of(
         request,
         prompt_ids=output.prompt_token_ids,

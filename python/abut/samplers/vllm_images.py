@@ -1,11 +1,11 @@
-"""Images in requests to vLLM, which expands them by itself.
+"""Images in requests to vLLM, which expands them itself.
 
-Invariant: what is sent is one placeholder for each image, and what vLLM makes of it is compared
-with the ids of the request: it answers other numbers of placeholders and images without an error.
+Invariant: abut sends one placeholder for each image, and compares vLLM's expanded prompt with the
+ids of the request, because vLLM does not raise an error if their numbers differ.
 
-vLLM caches what its vision tower makes of a picture under the picture's name, and no reset of its
-prefix cache drops that when the weights change. So a name is the hash of the pixels and a tag of
-the weights, which is new for each batch.
+vLLM caches the output of its vision tower under the image's name, and does not drop it when the
+weights change, even if its prefix cache is reset. So abut's names consist of the hash of the pixels
+and a tag of the weights, which is new for each batch.
 """
 
 import base64
@@ -23,11 +23,11 @@ _NEVER = -100.0
 
 
 def with_placeholders(request: SampleRequest) -> list[int]:
-    """Return the ids of a prompt with one placeholder in the place of each image.
+    """Return the ids of a prompt with one placeholder instead of each image's tokens.
 
     Raises:
-        SamplerError: an image came without its placeholder, the text beside it has changed tokens
-            of its expansion, or there are tokens of an image that did not come.
+        SamplerError: an image has no placeholder, the text next to it has changed tokens of its
+            expansion, or the prompt has image tokens outside its images.
     """
     ids: list[int] = request.prompt_ids.tolist()
     sent: list[int] = []
@@ -35,8 +35,8 @@ def with_placeholders(request: SampleRequest) -> list[int]:
     for span in request.images:
         if span.placeholder is None:
             raise SamplerError(
-                f"{request.where}: the placeholder of {span.image} is not known, and vLLM wants it "
-                "in the image's place\n"
+                f"{request.where}: vLLM needs the placeholder of {span.image}, which the request "
+                "does not have\n"
                 "hint: write images with ChatTemplateProcessor(…, images=ImageProcessor(…))"
             )
         token, before, behind = span.placeholder
@@ -47,9 +47,9 @@ def with_placeholders(request: SampleRequest) -> list[int]:
             or tuple(ids[span.end : end]) != behind
         ):
             raise SamplerError(
-                f"{request.where}: the text beside {span.image} has merged with the text that the "
-                "model's processor writes around an image, and vLLM, which writes it by itself, "
-                "would have other tokens there\n"
+                f"{request.where}: vLLM would get other tokens here, because vLLM writes the text "
+                "around an image itself, and this text has merged with the text next to "
+                "{span.image}\n"
                 "hint: sample with TransformersSampler, or use a model whose images begin and end "
                 "with control tokens"
             )
@@ -59,15 +59,16 @@ def with_placeholders(request: SampleRequest) -> list[int]:
 
 
 def _text(ids: list[int], request: SampleRequest) -> list[int]:
-    """Return ids between images, none of which stands for an image.
+    """Return ids between images, after checking that none of them is an image token.
 
     Raises:
-        SamplerError: one does. vLLM would take it as text, and return the prompt unchanged.
+        SamplerError: an id is an image token. vLLM would treat it as text and return the prompt
+            unchanged.
     """
     if stray := set(ids) & set(request.never_token_ids):
         raise SamplerError(
-            f"{request.where}: the prompt has tokens {sorted(stray)}, which stand for images, "
-            f"outside its {len(request.images)} images"
+            f"{request.where}: the prompt has the image tokens {sorted(stray)} outside its "
+            f"{len(request.images)} images"
         )
     return ids
 
@@ -76,19 +77,19 @@ def returned_prompt(content: bytes) -> list[int]:
     """Return the prompt that an answer repeats, with its images expanded.
 
     Raises:
-        SamplerError: it does not.
+        SamplerError: the answer does not repeat the prompt.
     """
     ids = json.loads(content).get("prompt_token_ids")
     if not isinstance(ids, list):
         raise SamplerError(
-            "the answer to a request with images does not repeat the prompt, so nobody knows what "
-            "the model has seen\nhint: vLLM does from 0.30 on"
+            "the answer to a request with images does not repeat the prompt, so abut cannot check "
+            "what the model has seen\nhint: use vLLM 0.30 or later, which repeats the prompt"
         )
     return ids
 
 
 def never_drawn(settings: Mapping[str, Any], request: SampleRequest) -> dict[str, Any]:
-    """Return the settings of a request, under which its `never_token_ids` are not drawn."""
+    """Return the settings of a request, extended so that its `never_token_ids` are not drawn."""
     if not request.never_token_ids:
         return dict(settings)
     bias = {int(token): value for token, value in (settings.get("logit_bias") or {}).items()}
@@ -96,7 +97,7 @@ def never_drawn(settings: Mapping[str, Any], request: SampleRequest) -> dict[str
 
 
 class PictureNames:
-    """The names of pictures in the caches of vLLM, and which of them a server knows by now."""
+    """The names of images in vLLM's caches, and which of them a server already has."""
 
     def __init__(self) -> None:
         self._tag = ""
@@ -104,32 +105,32 @@ class PictureNames:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a batch, whose weights may be others: no name is one of the batch before."""
+        """Begin a batch with new names, because the weights may have changed."""
         self._tag = secrets.token_hex(8)
         self._known.clear()
 
     def name(self, image: Image) -> str:
-        """Return the name of a picture, of these pixels and these weights."""
+        """Return the name of an image for the current weights."""
         return f"{image.hash}-{self._tag}"
 
     def knows(self, request: SampleRequest) -> bool:
-        """Return whether a request sends any of its pictures as a name alone."""
+        """Return whether a request sends any of its images only by name."""
         known = self._known.get(request.rollout_id, ())
         return any(self.name(span.image) in known for span in request.images)
 
     def took(self, request: SampleRequest) -> None:
-        """Note that the server of a rollout has taken its pictures."""
+        """Note that the server of a rollout has received the request's images."""
         known = self._known.setdefault(request.rollout_id, set())
         known.update(self.name(span.image) for span in request.images)
 
     def forget(self, rollout_id: str) -> None:
-        """Send the pictures of a rollout whole again; it may have moved to another server."""
+        """Send a rollout's images in full again, because it may have moved to another server."""
         self._known.pop(rollout_id, None)
 
     def content_parts(self, request: SampleRequest) -> list[dict[str, str]]:
-        """Return the images of a request, as `/inference/v1/generate` takes them.
+        """Return the images of a request in the form of `/inference/v1/generate`.
 
-        A picture that its server knows goes as its name alone.
+        An image that the server already has is sent only by name.
         """
         known = self._known.get(request.rollout_id, ())
         parts = []

@@ -1,9 +1,8 @@
 """One request to vLLM and its answer, wherever vLLM runs.
 
-Invariant: a request says every setting, since a server fills in what is left out from the model's
-own `generation_config.json`, and none that vLLM does not know, since vLLM would ignore it silently.
-A `Sample` answers exactly the ids of its request, and is whole: nothing that was aborted or failed
-becomes one.
+Invariant: a request contains every setting, because a server fills in missing ones from the model's
+`generation_config.json`, but no setting that vLLM does not know, because vLLM would ignore it.
+A `Sample` answers exactly the ids of its request and is complete, never aborted or failed.
 """
 
 import math
@@ -19,7 +18,7 @@ from abut.samplers.settings import SamplingSettings
 # What vLLM says of a request that it refuses, and what helps.
 _HINTS = {
     "context length": "RolloutConfig(max_context_tokens=…), or a longer --max-model-len",
-    "out of vocabulary": "the served model has another vocabulary than the rollouts' tokenizer",
+    "out of vocabulary": "use the same vocabulary for the served model and the rollouts' tokenizer",
     "may be provided in one prompt": "start vLLM with a larger --limit-mm-per-prompt",
 }
 
@@ -27,36 +26,37 @@ _HINTS = {
 def room(
     request: SampleRequest, max_context_tokens: int | None, *, holder: str, longer: str
 ) -> int:
-    """Return how many tokens the sample may have.
+    """Return the most tokens that the sample may have.
 
     Args:
-        request: what is asked.
-        max_context_tokens: prompt and sample together; None is unknown.
-        holder: who holds so many, for the error.
-        longer: what makes it hold more, for the error.
+        request: the request.
+        max_context_tokens: limit for prompt and sample together; None if unknown.
+        holder: what has this limit, for the error.
+        longer: how to raise the limit, for the error.
 
     Raises:
-        SamplerError: none.
+        SamplerError: there is no room for a token.
     """
     tokens = request.max_tokens
     if max_context_tokens is not None:
         tokens = min(tokens, max_context_tokens - len(request.prompt_ids))
     if tokens < 1:
         raise SamplerError(
-            f"{request.where}: the prompt has {len(request.prompt_ids)} tokens, and {holder} "
-            f"holds {max_context_tokens} with the sample\nhint: shorten the prompt, or {longer}"
+            f"{request.where}: the prompt has {len(request.prompt_ids)} tokens, but {holder} "
+            f"holds only {max_context_tokens}, sample included\nhint: shorten the prompt, or "
+            f"{longer}"
         )
     return tokens
 
 
 def with_stops(own: str | Sequence[str] | None, stop: Sequence[str]) -> list[str]:
-    """The stop strings of a sampler's settings and those of a request, each once."""
+    """Return the stop strings of a sampler's settings and of a request, each once."""
     settings = (own,) if isinstance(own, str) else own or ()
     return list(dict.fromkeys((*settings, *stop)))
 
 
 def refusal_hint(said: str) -> str:
-    """Return the line that goes with what vLLM said of a request, or nothing."""
+    """Return the hint for vLLM's reason to refuse a request, or an empty string."""
     for part, hint in _HINTS.items():
         if part in said:
             return f"\nhint: {hint}"
@@ -64,21 +64,22 @@ def refusal_hint(said: str) -> str:
 
 
 def check_prompt(request: SampleRequest, prompt_ids: Ids | Sequence[int]) -> None:
-    """Check that the engine's prompt is that of the request.
+    """Check that the engine received the prompt of the request.
 
     Raises:
-        SamplerError: it is another one.
+        SamplerError: the engine received another prompt.
     """
     if np.array_equal(prompt_ids, request.prompt_ids):
         return
-    hint = "something between here and the engine truncates or rewrites prompts"
+    hint = "look for something between abut and the engine that truncates or rewrites prompts"
     if request.images:
         hint = (
-            f"it has {len(request.images)} images: the served model and the rollouts' processor "
-            "must be of the same model, with the same settings for images (--mm-processor-kwargs)"
+            f"the request has {len(request.images)} images: the served model and the rollouts' "
+            "processor must be of the same model, with the same settings for images "
+            "(--mm-processor-kwargs)"
         )
     raise SamplerError(
-        f"the engine received {len(prompt_ids)} prompt tokens, which are not the "
+        f"the engine received {len(prompt_ids)} prompt tokens, which differ from the "
         f"{len(request.prompt_ids)} of the request\nhint: {hint}"
     )
 
@@ -92,26 +93,27 @@ def sample_of(
     finish_reason: str | None,
     stop_reason: int | str | None,
 ) -> Sample:
-    """Return the sample that vLLM's answer holds.
+    """Return the sample in vLLM's answer.
 
     Args:
-        request: what was asked.
-        prompt_ids: the prompt as the engine received it; None where it does not say.
+        request: the request.
+        prompt_ids: the prompt that the engine received; None if the answer does not have it.
         ids: `(T,)` int64.
         logprobs: `(T,)` float32, nats, aligned with `ids`.
         finish_reason: "stop" or "length".
-        stop_reason: the stop string on which it ended, or an id or None.
+        stop_reason: the stop string that ended the sample, or an id or None.
 
     Raises:
-        SamplerError: it answers another prompt, has a token that must not be drawn, or is not
-            whole.
+        SamplerError: the answer is for another prompt, has a token that must not be drawn, or is
+            not complete.
     """
     if prompt_ids is not None:
         check_prompt(request, prompt_ids)
     if request.never_token_ids and np.isin(ids, request.never_token_ids).any():
         raise SamplerError(
-            f"a token was drawn that stands for an image: one of {request.never_token_ids}\n"
-            "hint: they are sent with a logit_bias of -100; something raises their logits again"
+            f"the engine drew a token that stands for an image: one of {request.never_token_ids}\n"
+            "hint: abut sends these tokens with a logit_bias of -100; remove whatever raises their "
+            "logits again"
         )
     if finish_reason not in ("stop", "length"):
         raise SamplerError(f"finish_reason is {finish_reason!r}, expected 'stop' or 'length'")
@@ -152,10 +154,10 @@ _ABOVE = ("top_p", "repetition_penalty")
 
 
 def checked_settings(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Settings that somebody else has chosen, as vLLM takes them.
+    """Check settings that a client has chosen; return them in vLLM's form.
 
     Raises:
-        ValueError: it does not; names the setting and what it may be.
+        ValueError: vLLM does not accept a setting; names it and the values that are possible.
     """
     for name, value in settings.items():
         if name not in _RANGES:
@@ -175,15 +177,15 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, float]:
 def vllm_settings(
     settings: SamplingSettings, *, says_stop_string: bool = True, to_endpoint: bool = False
 ) -> dict[str, Any]:
-    """Return what vLLM calls them; None is the neutral value, in `generation_kwargs` nothing.
+    """Return the settings by vLLM's names, with neutral values for None.
 
     Args:
-        settings: those of the sampler.
-        says_stop_string: whether the answer says on which stop string a sample ended.
-        to_endpoint: whether they go to an endpoint of vLLM's server, or to `SamplingParams`.
+        settings: the sampler's settings.
+        says_stop_string: whether the answer names the stop string that ended a sample.
+        to_endpoint: True for an endpoint of vLLM's server, False for `SamplingParams`.
 
     Raises:
-        ValueError: a setting that the sampler does not take.
+        ValueError: the sampler does not support a setting.
     """
     penalty = settings.repetition_penalty
     said: dict[str, Any] = {
@@ -201,15 +203,15 @@ def vllm_settings(
             continue
         if name not in known:
             raise ValueError(
-                f"generation_kwargs[{name!r}]={value!r}: not a sampling setting that this sampler "
-                "takes, and vLLM would pass over it in silence\n"
-                "hint: RolloutConfig has the limits, the processor the stop tokens"
+                f"generation_kwargs[{name!r}]={value!r}: this sampler does not know this setting, "
+                "and vLLM would ignore it silently\n"
+                "hint: remove it; RolloutConfig sets the limits, and the processor the stop tokens"
             )
         if name == "stop" and not says_stop_string:
             raise ValueError(
-                f"generation_kwargs['stop']={value!r}: the server's answer does not say on which "
-                "string a sample ended\n"
-                "hint: `vllm serve` does: VLLMServerSampler(url)"
+                f"generation_kwargs['stop']={value!r}: the server's answer does not name the "
+                "string that ended a sample\n"
+                "hint: use `vllm serve` with VLLMServerSampler(url), whose answers name it"
             )
         said[name] = value
     return said

@@ -153,7 +153,7 @@ class ImageProcessor:
             features = sum(span.features for span in spans)
             if count != features:
                 raise ImageError(
-                    f"row {number} has {count} tokens {self.media_token!r}, and its "
+                    f"row {number} has {count} tokens {self.media_token!r}, but the row's "
                     f"{len(spans)} images have {features} features"
                 )
         made = self.tensors([[span.image for span in spans] for spans in rows])
@@ -180,7 +180,7 @@ class ImageProcessor:
         except MissingExtraError:
             raise
         except Exception as error:  # Qwen's refuses a side that is 200 times the other one
-            raise ImageError(f"{self.name} does not take {image}: {text_of(error)}") from error
+            raise ImageError(f"{self.name} does not accept {image}: {text_of(error)}") from error
         return _Processed(output.texts[0], output.tensors)
 
 

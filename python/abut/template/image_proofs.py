@@ -26,8 +26,8 @@ _BEFORE, _BEHIND = "abutA ", " abutB"
 # Square, wide, tall, uneven, large: (width, height).
 _SHAPES = ((56, 56), (112, 56), (56, 168), (97, 61), (224, 140))
 _HINT = (
-    "hint: images of this processor cannot be written into a conversation that goes on token by "
-    "token; use another model, or text alone"
+    "hint: abut cannot add images of this processor to a conversation token by token; use another "
+    "model, or only text"
 )
 
 
@@ -68,7 +68,7 @@ def prove(hf_processor: Any, name: str) -> ImageFacts:
         raise
     except Exception as error:  # a processor is foreign code and can raise anything
         raise TemplateError(
-            f"{name} does not take rows of images: {text_of(error)}\n{_HINT}"
+            f"{name} does not accept rows of images: {text_of(error)}\n{_HINT}"
         ) from error
 
 
@@ -126,7 +126,7 @@ def _placeholder(hf_processor: Any, name: str, image: Image, written: Sequence[s
         if output.tensors:
             return token
     because = "" if refused is None else f": {text_of(refused)}"
-    raise TemplateError(f"{name} takes no image{because}\n{_HINT}") from refused
+    raise TemplateError(f"{name} does not accept images{because}\n{_HINT}") from refused
 
 
 def _written_around_an_image(hf_processor: Any) -> list[str]:
@@ -180,7 +180,7 @@ def _check_texts(
         ours = "".join(expansions[p] if isinstance(p, Image) else p for p in row)
         if ours != theirs:
             raise TemplateError(
-                f"the text that {name} writes for an image depends on what is beside it: "
+                f"the text that {name} writes for an image depends on the text around the image: "
                 f"{quote_difference(ours, theirs)}\n{_HINT}"
             )
 
@@ -191,7 +191,9 @@ def _check_no_text_in_tensors(calls: ProcessorCalls, images: Sequence[Image], na
     short, long = calls([row]).tensors, calls([["abut ", *row, " and more text."]]).tensors
     for key in short:
         if not equal(short[key], long.get(key)):
-            raise TemplateError(f"{name} makes {key!r} of the text as well\n{_HINT}")
+            raise TemplateError(
+                f"{name}: {key!r} depends on the text, not on the images alone\n{_HINT}"
+            )
 
 
 def _media_token(expansions: Iterable[str], tokens: Sequence[str], name: str) -> str:
@@ -201,8 +203,8 @@ def _media_token(expansions: Iterable[str], tokens: Sequence[str], name: str) ->
     ranked = counts.most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
         raise TemplateError(
-            f"{name} writes {dict(counts)} for five images: no telling which token stands for "
-            f"their features\n{_HINT}"
+            f"{name} writes the tokens {dict(counts)} for five images, so abut cannot tell which "
+            f"token stands for the features\n{_HINT}"
         )
     return str(ranked[0][0])
 
@@ -221,8 +223,8 @@ def _check_hard(hf_tokenizer: Any, token: str, name: str) -> None:
     empty.add_tokens(list(added))
     if token not in Tokenizer.from_str(empty.to_str()).profile()["hard_tokens"]:
         raise TemplateError(
-            f"the text beside {token!r}, which {name} writes for images, can change that token\n"
-            "hint: add the token with normalized=False, lstrip=False and rstrip=False"
+            f"{name} writes {token!r} for images, and the text next to it can change that token\n"
+            "hint: add the token to the tokenizer with normalized=False, lstrip=False, rstrip=False"
         )
 
 
@@ -235,8 +237,8 @@ def _types(outputs: Sequence[ProcessorOutput], name: str) -> dict[str, dict[int,
                 for token, type_ in zip(ids, types, strict=True):
                     if found.setdefault(key, {}).setdefault(token, type_) != type_:
                         raise TemplateError(
-                            f"{name} gives token {token} the {key} {type_} in one place and "
-                            f"{found[key][token]} in another\n{_HINT}"
+                            f"{name} gives token {token} the {key} {type_} at one position and "
+                            f"{found[key][token]} at another\n{_HINT}"
                         )
     typed = {key: {i: type_ for i, type_ in of.items() if type_} for key, of in found.items()}
     return {key: of for key, of in typed.items() if of}

@@ -162,10 +162,10 @@ def changed_content(
     else:  # only together do they change something
         k, texts = -1, list(masked.texts)
     ours, theirs = "".join(masked.fill(plan, texts)), rendered(masked.with_texts(texts))
-    what = "some message" if k < 0 else f"message {k} ({messages[k]['role']})"
+    what = "one of the messages" if k < 0 else f"message {k} ({messages[k]['role']})"
     return TemplateError(
         f"the template changes the content of {what}: {quote_difference(ours, theirs)}\n"
-        "hint: give the message the form that the template writes (an earlier assistant "
+        "hint: pass the content as the template writes it (for example, an earlier assistant "
         "message without its thinking)"
     )
 
@@ -212,9 +212,10 @@ class Increment:
         if texts is None:
             ours = "".join(masked.fill(self.plan, masked.texts))
             raise TemplateError(
-                f"the template changes a content of {roles(messages)}, so it cannot be "
-                f"replayed: {quote_difference(ours, self.written(rendering, messages))}\n"
-                "hint: give the messages the form that the template writes"
+                f"the template changes the content of a message of {roles(messages)}, so abut "
+                "cannot append it exactly: "
+                f"{quote_difference(ours, self.written(rendering, messages))}\n"
+                "hint: pass the content as the template writes it"
             )
         return masked.fill(self.plan, texts)
 

@@ -110,7 +110,7 @@ def not_written(k: int, message: Message, count: int = 0) -> str:
     how = "does not write" if count == 0 else f"writes {count} times"
     return (
         f"the template {how} the content of message {k} ({message['role']})\n"
-        "hint: use messages whose roles and content types the template knows, or pass another "
+        "hint: use roles and content types that the template supports, or pass another "
         f"template: {WITH_TEMPLATE}"
     )
 

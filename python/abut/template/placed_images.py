@@ -14,7 +14,7 @@ from abut.template.image_processor import ImageProcessor
 from abut.template.image_proofs import probe_image
 from abut.template.turn_layout import WITH_TEMPLATE, roles, user
 
-NO_IMAGES = "the template writes no images in "
+NO_IMAGES = "the template does not write images in "
 """The beginning of a note on a role."""
 
 Written = Callable[[Sequence[Message]], object]
@@ -23,7 +23,7 @@ Written = Callable[[Sequence[Message]], object]
 def text_alone(messages: Sequence[Message]) -> TemplateError:
     """Return the error of messages with an image that a processor without images is given."""
     return TemplateError(
-        f"the messages {roles(messages)} have an image, and this processor writes text alone\n"
+        f"the messages {roles(messages)} have an image, but this processor writes only text\n"
         "hint: ChatTemplateProcessor(tokenizer, images=ImageProcessor(hf_processor)); to train, "
         "abut.trl.GRPOTrainer with the model's processor as processing_class"
     )
@@ -68,8 +68,8 @@ def with_expansions(
         raise TemplateError(
             f"the template writes {count} placeholders ({placeholder!r}) for the {len(images)} "
             f"images of {roles(messages)}\n"
-            "hint: put images into messages of a role in report.image_roles, or pass a template "
-            f"that writes them: {WITH_TEMPLATE}"
+            "hint: put images only into messages whose role is in report.image_roles, or pass a "
+            f"template that writes images: {WITH_TEMPLATE}"
         )
     return placed
 

@@ -233,9 +233,9 @@ class ChatTemplateProcessor:
         proved, masked = self._proved_for(messages)
         if not messages and proved.end != self._end:
             raise TemplateError(
-                "the template ends a turn otherwise where another turn follows directly: "
-                f"{quote_difference(proved.end.text, self._end.text)}\n"
-                "hint: send a message between the two"
+                "the template ends a turn differently when another assistant turn follows "
+                f"directly: {quote_difference(proved.end.text, self._end.text)}\n"
+                "hint: send a message between the two turns"
             )
         if masked is None:
             parts = proved.with_contents([message["content"] for message in messages])
@@ -272,9 +272,9 @@ class ChatTemplateProcessor:
         turn = "".join(self.increment([user()]))
         if not opening.endswith(turn):
             raise TemplateError(
-                "the first user turn is not written like the later ones, so there is no system "
-                f"block alone: {quote_difference(turn, opening[-len(turn) :])}\n"
-                "hint: use opening(), which takes the whole first prompt"
+                "the template writes the first user turn differently, so the system block cannot "
+                f"be written alone: {quote_difference(turn, opening[-len(turn) :])}\n"
+                "hint: call opening() with the whole first prompt"
             )
         return opening.removesuffix(turn)
 

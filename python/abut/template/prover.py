@@ -140,18 +140,18 @@ class Prover:
                 continue
             behind = None if layout is PLAIN else _behind_inserted(tail, first, _BESIDE)
             if behind is not None:
-                moved = "behind the call" if behind >= len(ending) else "with these messages"
-                moves[f"the text beside a tool call {moved}"] = None
+                moved = "after the call" if behind >= len(ending) else "with these messages"
+                moves[f"the text of a tool call's turn {moved}"] = None
             elif layout is not PLAIN and _ends_on(tail, first, _BESIDE, new):
-                moves["the text beside a tool call with these messages"] = None
+                moves["the text of a tool call's turn with these messages"] = None
             elif _behind_inserted(tail, first, _SYSTEM) is not None:
                 moves["the system message with these messages"] = None
             else:
                 raise TemplateError(
-                    f"what the template writes for {roles(new)} depends on the history: after "
-                    f"{roles([*history.messages, assistant()])} it is not what it is after [user, "
-                    f"assistant]: {quote_difference(tail, first)}\n"
-                    "hint: such a template cannot be appended to; pass another one: "
+                    f"the template's text for {roles(new)} depends on the history: after "
+                    f"{roles([*history.messages, assistant()])} it differs from the text after "
+                    f"[user, assistant]: {quote_difference(tail, first)}\n"
+                    "hint: abut cannot append to such a template exactly; pass another one: "
                     f"{WITH_TEMPLATE}"
                 )
         return tuple(moves)
@@ -195,8 +195,9 @@ class Prover:
         """Raise `TemplateError` if a tool message's header names another function than its own."""
         if NO_NAME in rest:
             raise TemplateError(
-                f"the template writes the name of the function for {roles(new)}, and the messages "
-                'have none\nhint: write {"role": "tool", "name": "...", "content": "..."}'
+                f"the template writes the name of the function for {roles(new)}, but the messages "
+                "do "
+                'not have one\nhint: write {"role": "tool", "name": "...", "content": "..."}'
             )
         names = list(dict.fromkeys(m["name"] for m in new if m["role"] == "tool" and m.get("name")))
         if layout is PLAIN or len(names) < 2:
@@ -209,8 +210,8 @@ class Prover:
         if missing and len(missing) < len(names):
             raise TemplateError(
                 f"the template writes the name of the function for {roles(new)}, but not "
-                f"{missing[0]!r}: it takes all messages for answers to one call\n"
-                "hint: let a turn call one function, or pass another template: "
+                f"{missing[0]!r}: it treats all the messages as answers to one call\n"
+                "hint: let each turn call only one function, or pass another template: "
                 f"{WITH_TEMPLATE}"
             )
 

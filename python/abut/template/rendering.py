@@ -18,13 +18,13 @@ from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, role
 from abut.template.veiled_tools import VeiledTools
 
 _OTHERWISE = (
-    "hint: use roles, keys and an order that the template takes, or pass another one: "
+    "hint: use roles, keys and an order that the template accepts, or pass another template: "
     + WITH_TEMPLATE
 )
 _SANDBOX = (
-    "hint: transformers, and TRL and vLLM with it, renders templates in a sandbox in which they "
-    "change no lists; in the template, write `x.ids = x.ids + [id]` for `x.ids.append(id)` and "
-    "`x.ids[1:]` for `x.ids.pop(0)`, or pass another one: " + WITH_TEMPLATE
+    "hint: transformers, and so TRL and vLLM, renders templates in a sandbox that keeps them from "
+    "changing lists; in the template, replace `x.ids.append(id)` with `x.ids = x.ids + [id]` and "
+    "`x.ids.pop(0)` with `x.ids[1:]`, or pass another template: " + WITH_TEMPLATE
 )
 # What `apply_chat_template` takes besides variables, and abut gives it or must not.
 _GIVEN = frozenset(
@@ -109,7 +109,7 @@ class Rendering:
             name = type(error).__name__
             hint = _SANDBOX if name == "SecurityError" else _OTHERWISE
             raise TemplateError(
-                f"the template does not render {roles(messages)}: {name}: {error}\n{hint}"
+                f"the template cannot render {roles(messages)}: {name}: {error}\n{hint}"
             ) from error
         return str(rendered)
 
@@ -143,10 +143,10 @@ class Rendering:
         typed = self.veil.typed(parts)
         # In any case, because a template may write definitions in capitals.
         if self.veil.stem.lower() in "".join(typed).lower():
-            spelled = ", ".join(map(repr, sorted(self.veil.spelled))) or "a part of a control token"
+            spelled = ", ".join(map(repr, sorted(self.veil.spelled))) or "part of a control token"
             raise TemplateError(
-                f"a definition of a tool has {spelled}, and the template changes the text there\n"
-                "hint: take it out of the tool's name, description or parameters"
+                f"a tool's definition contains {spelled}, and the template changes the text there\n"
+                "hint: remove it from the tool's name, description or parameters"
             )
         return typed
 
@@ -278,8 +278,8 @@ def check_variables(given: Mapping[str, Any]) -> None:
     """
     if taken := sorted(_GIVEN & given.keys()):
         raise TypeError(
-            f"{taken[0]}= is no variable for a template: abut decides it itself\n"
-            "hint: pass only what the template reads, such as enable_thinking=False"
+            f"{taken[0]}= cannot be passed as a template variable, because abut sets it itself\n"
+            "hint: pass only variables that the template reads, such as enable_thinking=False"
         )
 
 

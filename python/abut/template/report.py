@@ -66,7 +66,7 @@ class NextVerdict:
             ),
             contents=tuple("compared" if rules is None else rules[i].name for i in order),
             notes=tuple(
-                f"the template writes {what}; a trajectory has it where it was first"
+                f"the template moves {what}; a trajectory keeps it where it was first written"
                 for what in increment.moves
             ),
         )
@@ -128,18 +128,22 @@ def probe(
     head = past.partition("abutReasoning" if "abutReasoning" in past else "abutAnswer")[0]
     dropped = prompt.removeprefix(head) if prompt.startswith(head) else ""
     if dropped:
-        notes.append(f"the generation prompt's own {dropped!r} is stripped from earlier turns")
+        notes.append(
+            f"the template removes the generation prompt's own {dropped!r} from earlier turns"
+        )
     elif head.startswith(prompt) and head != prompt:
         notes.append(
-            f"before an answer the template writes {head.removeprefix(prompt)!r}, which the "
-            "generation prompt does not have: the model has to sample it"
+            f"before an answer the template writes {head.removeprefix(prompt)!r}, which is not "
+            "in the generation prompt, so the model has to sample it"
         )
     elif head != prompt:
         notes.append(
-            f"the prompt is written otherwise once answered: {quote_difference(prompt, head)}"
+            f"the template changes the prompt once it is answered: {quote_difference(prompt, head)}"
         )
     if end.stop != end.token:
-        notes.append(f"the {end.stop!r} that ends a turn is written {end.token!r} in earlier turns")
+        notes.append(
+            f"in earlier turns the template writes {end.token!r} for the ending {end.stop!r}"
+        )
 
     before_thinking = prompt.removesuffix(generation_prompt) + generation_prompt.partition(OPEN)[0]
     sampled = before_thinking + thinking + "abutAnswer"
@@ -152,25 +156,28 @@ def probe(
         kept[role] = "abutReasoning" in after
         if kept[role] and head == prompt and not after.startswith(sampled):
             notes.append(
-                f"thinking before a {role} message is written otherwise: "
+                f"the template changes the thinking before a {role} message: "
                 f"{quote_difference(sampled, after)}"
             )
     stripped = not kept["user"] or _strips_reasoning(render)
     if stripped:
         tool = kept.get("tool") and not kept["user"]
-        but = " (kept where a tool message follows)" if tool else ""
-        notes.append(f"the thinking of an answer is stripped from earlier turns{but}")
+        but = " (but keeps it when a tool message follows)" if tool else ""
+        notes.append(f"the template removes the thinking from earlier turns{but}")
 
     system = [{"role": "system", "content": "abutEarlier"}, user()]
     if "abutEarlier" not in (render_or_none(render, system) or ""):
-        notes.append("the template takes no system messages")
+        notes.append("the template does not accept system messages")
     if no_tools is not None:
-        because = f" that can be appended: {no_tools}" if no_tools else ""
-        notes.append(f"the template takes no tool messages{because}")
+        notes.append(
+            f"tool messages cannot be appended: {no_tools}"
+            if no_tools
+            else "the template does not accept tool messages"
+        )
     if increment.rules is None:
         notes.append(
-            "the template changes some user contents in a way that is not replayed: each one "
-            "is compared with the real render and refused where it differs"
+            "the template changes the content of some user messages: abut compares each one with "
+            "the real render and refuses it if the two differ"
         )
     return TemplateReport(
         separator=_separator(render, increment),

@@ -56,8 +56,8 @@ class _TextProcessorParts:
     ) -> None:
         if end_token is None and hf_tokenizer.eos_token_id is None:
             raise TemplateError(
-                f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so nothing says "
-                "where a turn ends\n"
+                f"the tokenizer {hf_tokenizer.name_or_path!r} has no EOS token, so abut cannot "
+                "tell where a turn ends\n"
                 "hint: set tokenizer.eos_token to the token that closes a turn, or use "
                 "ChatTemplateProcessor"
             )
@@ -66,9 +66,9 @@ class _TextProcessorParts:
         end_id = hf_tokenizer.get_vocab().get(self._end_token)
         if end_id is None:
             raise TemplateError(
-                f"{self._end_token!r} is no token of {hf_tokenizer.name_or_path!r}, so nothing "
-                "says where a turn ends\n"
-                "hint: name the token that closes a turn, for ChatML <|im_end|>"
+                f"{self._end_token!r} is not a token of {hf_tokenizer.name_or_path!r}, so abut "
+                "cannot tell where a turn ends\n"
+                "hint: pass the token that closes a turn; in ChatML it is <|im_end|>"
             )
         self.close_token_id = int(end_id)
         eos = hf_tokenizer.eos_token_id
@@ -90,8 +90,8 @@ class _TextProcessorParts:
         if isinstance(parts[0], Scaffold) and parts[0].startswith(self._end_token):
             raise TemplateError(
                 f"append_user_input begins with {self._end_token!r}, but the turn before it is "
-                "closed already\n"
-                "hint: begin with what stands between a closed turn and the next, for ChatML "
+                "already closed\n"
+                "hint: begin with the text between a closed turn and the next one; in ChatML it is "
                 '"\\n<|im_start|>user\\n"'
             )
         return parts
@@ -105,16 +105,17 @@ class _TextProcessorParts:
         if [message["role"] for message in messages] not in takes:
             wanted = " or ".join(f"[{', '.join(sequence)}]" for sequence in takes)
             raise TemplateError(
-                f"a processor with only the three text methods takes {wanted} here, not "
+                f"a processor with only the three text methods accepts {wanted} here, not "
                 f"{roles(messages)}\n"
-                "hint: use ChatTemplateProcessor, which takes every role that the template knows"
+                "hint: use ChatTemplateProcessor, which accepts every role that the template "
+                "supports"
             )
         texts = [message.get("content") for message in messages]
         for k, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TemplateError(
                     f"message {k} ({messages[k]['role']}): content={text!r} is not a string\n"
-                    "hint: write the text itself"
+                    "hint: pass the text itself"
                 )
         return [str(text) for text in texts]
 
@@ -127,18 +128,18 @@ class _TextProcessorParts:
             if not isinstance(value, str):
                 raise TemplateError(
                     f"{name} returned {value!r}, not a string\n"
-                    f"hint: return the text that stands for the message"
+                    f"hint: return the text of the message with its markup"
                 )
         if (count := rendered.count(placeholder)) != 1:
             raise TemplateError(
                 f"{name} writes its prompt {count} times, not once\n"
-                "hint: write the prompt as it is, once"
+                "hint: write the prompt unchanged, once"
             )
         if (replayed := rendered.replace(placeholder, text)) != real:
             raise TemplateError(
-                f"{name} changes its prompt, or what it writes around it: "
+                f"{name} changes its prompt, or the text around it depends on the prompt: "
                 f"{quote_difference(replayed, real)}\n"
-                "hint: write the prompt as it is, with the same text around it every time"
+                "hint: write the prompt unchanged, and always the same text around it"
             )
         before, _, after = rendered.partition(placeholder)
         parts = (Scaffold(before), Content(text), Scaffold(after))

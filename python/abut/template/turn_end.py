@@ -20,7 +20,7 @@ from abut.template.thinking import after_common_prefix, after_user, render_or_no
 from abut.template.turn_layout import WITH_TEMPLATE, TurnLayout, assistant, thinks, user
 from abut.tool_calls.patterns import TAG
 
-_HINT = f"hint: such a template cannot be appended to; pass another one: {WITH_TEMPLATE}"
+_HINT = f"hint: abut cannot append to such a template exactly; pass another one: {WITH_TEMPLATE}"
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,11 @@ class TurnInside:
         """Raise `TemplateError` if a stop token stands between thinking and what follows it."""
         for token in filter(self.thinking.__contains__, stops):
             raise TemplateError(
-                f"the template ends turns with {token!r} and also writes it inside a turn, behind "
-                "the thinking: an engine that stops there cuts every turn before its answer\n"
-                "hint: pass a template that ends turns with a token of their own with "
-                "chat_template=, or the variable with which this one switches thinking off"
+                f"the template ends turns with {token!r} and also writes it inside a turn, after "
+                "the thinking, so an engine that stops at this token cuts every turn before its "
+                "answer\n"
+                "hint: pass chat_template= with a template whose turns end with a token that it "
+                "writes nowhere else, or the variable that switches thinking off in this template"
             )
 
     def check_calls(self, stops: Sequence[str]) -> None:
@@ -110,9 +111,9 @@ class TurnInside:
         for token in filter(self.calls.__contains__, stops):
             raise TemplateError(
                 f"the template ends turns with {token!r} and also writes it inside a turn, before "
-                "a tool call: an engine that stops there never reaches the call\n"
-                "hint: pass a template that ends turns with a token of their own with "
-                "chat_template=, or use no tools"
+                "a tool call, so an engine that stops at this token never reaches the call\n"
+                "hint: pass chat_template= with a template whose turns end with a token that it "
+                "writes nowhere else, or do not use tools"
             )
 
 
@@ -189,7 +190,7 @@ def end_of_answer(
     if last.strip() and (not theirs or theirs[0][0].strip()):
         raise TemplateError(
             f"after the last answer the template writes {last!r}, which does not begin with a "
-            "control token of this tokenizer, so nothing says where a turn ends\n"
+            "control token of this tokenizer, so abut cannot tell where a turn ends\n"
             "hint: use the tokenizer that belongs to the template, or a template that closes "
             "each turn with one added token"
         )
@@ -199,7 +200,7 @@ def end_of_answer(
     if not ours or ours[0][0].strip():
         raise TemplateError(
             f"before {what} the template writes {tail!r} after the turn, which does not begin with "
-            "a control token of this tokenizer, so nothing says where a turn ends\n"
+            "a control token of this tokenizer, so abut cannot tell where a turn ends\n"
             "hint: use the tokenizer that belongs to the template, or a template that closes "
             "each turn with one added token"
         )
@@ -257,8 +258,8 @@ def end_of_calls(
         k = len(common)
     if k == len(ours):
         raise TemplateError(
-            f"before {what} the template writes {tail!r} after the turn, and no control token of "
-            f"this tokenizer ends it\n{_HINT}"
+            f"before {what} the template writes {tail!r} after the turn, which no control token of "
+            f"this tokenizer ends\n{_HINT}"
         )
     token = ours[k][1]
     return TurnEnd(token, token, token, k + 1)
@@ -286,9 +287,9 @@ def _known_end(
             if stop in last or last == ours[:k]:
                 return TurnEnd(stop, stop, stop, k + 1)
     raise TemplateError(
-        f"before {what} the template writes the calls of a turn otherwise than where they are last "
-        f"({tail!r}), and no token that ends an answer ends both, so nothing says where the turn "
-        f"ends\n{_HINT}"
+        f"the template writes the calls of a turn differently before {what} ({tail!r}) than at the "
+        "end of a conversation, and no token that ends an answer ends both, so abut cannot tell "
+        f"where the turn ends\n{_HINT}"
     )
 
 

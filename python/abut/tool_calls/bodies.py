@@ -54,7 +54,7 @@ class _ObjectReader:
             raise Wrong(at, f"a call is a JSON object, not {what}")
         if self._body.name is None:
             if len(value) != 1:
-                raise Wrong(at, "a call is an object with one key, its name")
+                raise Wrong(at, "a call is an object with one key, the function's name")
             ((name, arguments),) = value.items()
         else:
             name = value.get(self._body.name)
@@ -92,9 +92,9 @@ def arguments_of(value: Any, at: int) -> dict[str, Any]:
         try:
             value = load_json(value)
         except ValueError as error:
-            raise Wrong(at, f"the arguments are a string that is no JSON: {error}") from None
+            raise Wrong(at, f"the arguments are a string that is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Wrong(at, f"the arguments are no JSON object but {type(value).__name__}")
+        raise Wrong(at, f"the arguments are not a JSON object but {type(value).__name__}")
     return value
 
 

@@ -94,7 +94,7 @@ class Literals:
             place = at
             key, at = self._key(text, at)
             if key in value:
-                raise Wrong(place, f"the key {key!r} stands twice in one object")
+                raise Wrong(place, f"the key {key!r} appears twice in one object")
             at = skip_space(text, at)
             if not text.startswith(":", at):
                 raise Wrong(at, "expected :")
@@ -141,7 +141,7 @@ def _unquoted(written: str, at: int) -> str:
         value = ast.literal_eval(source)
         value.encode()
     except (SyntaxError, ValueError):
-        raise Wrong(at, "no Python string") from None
+        raise Wrong(at, "not a Python string") from None
     assert isinstance(value, str)
     return value
 
@@ -187,9 +187,9 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
             elif unterminated or skip_space(piece, error.pos) == len(piece):
                 raise Wrong(at, "the JSON value is not closed") from None
             else:
-                raise Wrong(at + error.pos, f"no JSON: {error.msg}") from None
+                raise Wrong(at + error.pos, f"not JSON: {error.msg}") from None
         except (ValueError, RecursionError) as error:
-            raise Wrong(at, f"no JSON: {_reason(error)}") from None
+            raise Wrong(at, f"not JSON: {_reason(error)}") from None
         else:
             return value, at + end
 
@@ -198,7 +198,7 @@ _LONGEST_WORD = 16  # a word or an escape that the window cuts is reported at it
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -213,7 +213,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key!r} stands twice in one object")
+                raise ValueError(f"the key {key!r} appears twice in one object")
             seen.add(key)
     return value
 
@@ -265,5 +265,5 @@ def load_literal(source: str) -> Any:
     except Wrong as wrong:
         raise ValueError(str(wrong)) from None
     if source[end:].strip():
-        raise ValueError(f"character {end}: text behind the value")
+        raise ValueError(f"character {end}: text after the value")
     return value

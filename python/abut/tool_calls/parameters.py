@@ -99,7 +99,7 @@ class ParametersReader:
                 if not key:
                     raise Wrong(place, "a parameter has no name")
                 if key in arguments:
-                    raise Wrong(place, f"the parameter {key!r} stands twice in one call")
+                    raise Wrong(place, f"the parameter {key!r} appears twice in one call")
                 arguments[key], at = values[_kind(mark)](mark.end(), key, schema)
                 pattern = self._next
             if self._close.match(text, at) is None:

@@ -173,8 +173,8 @@ def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
     for k, tool in enumerate(tools or ()):
         if not isinstance(tool, dict):
             raise TypeError(
-                f"tools[{k}] is no JSON schema but {type(tool).__name__}\n"
-                "hint: transformers.utils.get_json_schema makes the schema of a function"
+                f"tools[{k}] is not a JSON schema but {type(tool).__name__}\n"
+                "hint: transformers.utils.get_json_schema returns the schema of a function"
             )
         function = tool.get("function", tool)
         if isinstance(function, dict) and isinstance(function.get("name"), str):

@@ -1,10 +1,10 @@
-"""The classes that TRL takes as `environment_factory`, played by abut's engine.
+"""Plays classes for TRL's `environment_factory` with abut's engine.
 
-Invariant: the policy gets what TRL's own loop gives it: the same tools in the same order, what
-`reset` says behind the prompt's last message, results and errors in TRL's words. Other than in TRL
-each episode has a fresh environment, and the results of a turn come in the order of its calls.
-An environment is made on a thread of its own, where its sync methods run in that order too, one at
-a time: they are of one object, which nobody made for several threads.
+Invariant: the policy gets the same as in TRL's own loop: the same tools in the same order, the text
+of `reset` after the prompt's last message, and results and errors in TRL's words. Different from
+TRL, each episode has a new environment, and the results of a turn come in the order of its calls.
+An environment is created on a separate thread, where its sync methods run one at a time in the
+order of the calls, because the object need not be thread-safe.
 """
 
 import dataclasses
@@ -46,17 +46,17 @@ def from_environment_factory(
     max_result_chars: int | None = None,
     format: ToolCallFormat | None = None,
 ) -> "EnvironmentFactory":
-    """Take what `GRPOTrainer(environment_factory=…)` takes, for `make_rollout_func`.
+    """Use a class for `GRPOTrainer(environment_factory=…)` with `make_rollout_func`.
 
-    Its public methods are tools; `reset` gets the row's columns and `prompt`, and what it returns
-    is written behind the prompt's last message. Reward functions get `environments`, one for each
-    row; None where none could be made.
+    The public methods are tools. `reset` gets the row's columns and `prompt`; its result is added
+    to the prompt's last message. Reward functions get `environments`, one for each row, or None if
+    it could not be created.
 
     Args:
-        environment: a class, or a factory, which is called once at once to see its methods.
-        tools: functions that the policy may call besides.
-        reward: the reward of an episode from its environment, sync or async; None: its
-            `get_reward()`, or no score where it has none.
+        environment: a class, or a factory, which abut calls once at once to see its methods.
+        tools: more functions that the policy may call.
+        reward: returns the reward of an episode from its environment, sync or async; None: use its
+            `get_reward()`, or no score if it does not exist.
         on_malformed: as for `abut.tool_env`. TRL ends the episode.
         timeout_s: as for `abut.tool_env`.
         max_calls: as for `abut.tool_env`.
@@ -64,8 +64,8 @@ def from_environment_factory(
         format: as for `abut.tool_env`.
 
     Raises:
-        TypeError: there is no `reset`, or no schema can be made of a method.
-        ValueError: there is no tool, or two have one name.
+        TypeError: there is no `reset`, or a method cannot be turned into a schema.
+        ValueError: there are no tools, or two have the same name.
         MissingExtraError: transformers is not installed.
     """
     made = _class_of(environment) or type(environment())
@@ -78,7 +78,8 @@ def from_environment_factory(
     schemas = schemas_by_name([*tools, *(method_of(made, name) for name in names)])
     if not schemas:
         raise ValueError(
-            f"{made.__name__} has no tools\nhint: its public methods, reset and get_reward excepted"
+            f"{made.__name__} has no tools\n"
+            "hint: add a public method; each one except reset and get_reward is a tool"
         )
     rules = ToolRules(on_malformed, timeout_s, max_calls, max_result_chars)
     return EnvironmentFactory(
@@ -93,10 +94,10 @@ def from_environment_factory(
 
 
 def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[str, list[Any]]:
-    """The column `environments` as TRL gives it to reward functions.
+    """Return the column `environments` as TRL passes it to reward functions.
 
-    Every batch has it where one of the `kinds` of environments is a class for TRL, so that the
-    columns do not depend on which rows a batch draws.
+    Every batch has the column if one of the `kinds` of environments is a class for TRL, so the
+    columns do not depend on the rows of a batch.
     """
     if not any(isinstance(kind, EnvironmentFactory) for kind in kinds):
         return {}
@@ -108,10 +109,11 @@ def environments_of(tasks: Sequence[RolloutTask], kinds: Sequence[Any]) -> dict[
 
 
 def makes_environment_for_trl(env: Any) -> bool:
-    """Tell a class for TRL, or a factory of one: it has `reset`, documented methods and no `step`.
+    """Return True for a class for TRL or its factory: `reset`, documented methods, no `step`.
 
-    Of a factory the class is known without a call where it is a `functools.partial` of the class
-    (TRL's `HarborSpec.environment_factory` is one), or a function whose annotation names the class.
+    The class of a factory is known without a call if the factory is a `functools.partial` of the
+    class (such as TRL's `HarborSpec.environment_factory`), or a function whose annotation names the
+    class.
     """
     made = _class_of(env)
     if made is None or hasattr(made, "step"):
@@ -125,7 +127,7 @@ def makes_environment_for_trl(env: Any) -> bool:
 
 
 def _class_of(environment: Any) -> type | None:
-    """Return the class that a factory makes, None where only a call could tell."""
+    """Return the class that a factory creates; None if only a call could tell."""
     while isinstance(environment, functools.partial):
         environment = environment.func
     if inspect.isclass(environment):
@@ -143,16 +145,16 @@ class EnvironmentFactory:
 
     make: Callable[[], Any]
     functions: Mapping[str, Function]
-    """Tools that are no methods."""
+    """Tools that are not methods."""
     methods: Sequence[str]
     tools: Sequence[Mapping[str, Any]]
-    """The JSON schemas of both."""
+    """The JSON schemas of all tools."""
     reward: Callable[[Any], Any] | None
     rules: ToolRules
     format: ToolCallFormat | None
 
     def bind(self, processor: PartsProcessor) -> BoundSource:
-        """Return what makes environments for tasks."""
+        """Bind the environments to the processor that writes the conversations."""
         parse = call_parser(processor, self.format, self.tools)
         answers = ToolAnswers(processor, self.tools)
         faults = ToolFaults("abut.trl.from_environment_factory")
@@ -196,7 +198,7 @@ class EnvironmentFactory:
                 return reward
 
             async def read_extras() -> None:
-                """Read them on the environment's thread; a property may run any code."""
+                """Read the extras on the environment's thread: a property may run any code."""
                 extras = functools.partial(getattr, episode.environment, "extras", None)
                 episode.extras = await toolbox.ask(f"{name}.extras", extras)
 
@@ -214,7 +216,7 @@ class EnvironmentFactory:
 
 
 def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:
-    """The messages before the one behind which the environment writes, and that one."""
+    """Return the history, and the last message, to which the environment's text is added."""
     history = list(task.messages)
     if not any(message["role"] == "user" for message in history):
         return history, {"role": "user", "content": question_of(task)}
@@ -225,15 +227,15 @@ def _history_and_last(task: RolloutTask) -> tuple[list[Message], Message]:
 
 
 def _content(value: Any) -> Result:
-    """Return a result as TRL writes it: a list is one of content blocks, all else is its `str`."""
+    """Return a result as TRL writes it: content blocks from a list, else its `str`."""
     if (content := image_content(value)) is not None:
         return content
     if not isinstance(value, list):
         return str(value)
     if not all(isinstance(b, dict) and isinstance(b.get("text"), str) for b in value):
         raise EnvError(
-            "a tool or reset returned a list that is not one of text and image blocks\n"
-            'hint: return a text, or [{"type": "image", "image": picture}, …]'
+            "a tool or reset returned a list whose items are not text or image blocks\n"
+            'hint: return a string, or [{"type": "image", "image": picture}, …]'
         )
     return "".join(block["text"] for block in value)
 

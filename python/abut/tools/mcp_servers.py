@@ -41,13 +41,13 @@ class McpServers:
         self._known: dict[str, Schemas] = {}
 
     def schemas(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return each tool's schema, with what errors call its server.
+        """Return each tool's schema with the name of its server in errors.
 
         The first call starts each server once, and blocks.
 
         Raises:
             EnvError: a server cannot be started.
-            ValueError: a server does not have a tool that was asked for.
+            ValueError: a server does not have a tool that its settings name.
         """
         if not self._known:
             known = self._current().ask_servers(self._servers)
@@ -77,7 +77,7 @@ class McpServers:
 
 
 class _Run:
-    """The loop of the sessions, and the shared sessions, from their first use to `close`."""
+    """The sessions' event loop and the shared sessions, from their first use to `close`."""
 
     def __init__(self, servers: Sequence[McpServer]) -> None:
         # Not uvloop's loop, which forks to start a process: environments may fork at that time.
@@ -86,15 +86,15 @@ class _Run:
         self.close = weakref.finalize(self, _close_run, self.loop, list(self.shared.values()))
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Run it on the loop of the sessions, and return a future of the running loop.
+        """Run a coroutine on the sessions' loop, and return a future of the running loop.
 
-        In a context of its own: in that of an environment's call, the start of a process would wait
-        for the turn of that call, and the loop with it.
+        It runs in a separate context. In the context of an environment's call, starting a process
+        would wait for the turn of that call, and block the loop.
         """
         return contextvars.Context().run(self.loop.ask, call)
 
     def ask_servers(self, servers: Sequence[McpServer]) -> dict[str, Schemas]:
-        """Return the schemas of all servers; sessions that are not shared are closed again."""
+        """Return the schemas of all servers; closes the sessions that are not shared."""
 
         async def ask() -> dict[str, Schemas]:
             servings = self.servings(servers)
@@ -108,7 +108,7 @@ class _Run:
         return contextvars.Context().run(self.loop.submit, ask).result()
 
     def servings(self, servers: Sequence[McpServer]) -> dict[str, "Serving[McpSession]"]:
-        """Return the session with each server by its name: new ones, and the shared ones."""
+        """Return the session of each server by name; shared sessions are reused."""
         return {one.name: self.shared.get(one.name) or _serving(one) for one in servers}
 
 
@@ -116,9 +116,9 @@ class McpEpisode:
     """The sessions of one episode, with all servers.
 
     Args:
-        run: has the loop and the shared sessions.
+        run: the loop and the shared sessions.
         servers: their settings.
-        known: the schemas that the policy is shown, by the server's name.
+        known: the schemas that were shown to the policy, by the server's name.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class McpEpisode:
         self._servings = run.servings(servers)
 
     async def begin(self) -> dict[str, Function]:
-        """Open the sessions, and return the tools by the names that the policy is shown.
+        """Open the sessions, and return the tools by the names that were shown to the policy.
 
         Raises:
-            EnvError: a server cannot be started, is gone, or has other tools now.
+            EnvError: a server cannot be started, has ended, or has changed its tools.
         """
         sessions = await self._run.ask(self._open)
         return {
@@ -167,7 +167,7 @@ def _serving(server: McpServer) -> "Serving[McpSession]":
 
 
 async def _close(servings: Sequence["Serving[McpSession]"]) -> None:
-    """Leave sessions; what a server that is gone already has to say was said to who used it."""
+    """Close sessions, ignoring errors of servers that have ended: their users got those already."""
     ended = await asyncio.gather(*(one.close() for one in servings), return_exceptions=True)
     for error in ended:
         if isinstance(error, BaseException) and not isinstance(error, ConnectionError):
@@ -190,20 +190,20 @@ def _selected(server: McpServer, schemas: Schemas) -> Schemas:
 
 
 def _check_same(server: McpServer, known: Schemas, found: Schemas) -> None:
-    """Refuse a session whose tools are not those that the policy is shown.
+    """Refuse a session whose tools differ from those that were shown to the policy.
 
     Raises:
-        EnvError: names the tools.
+        EnvError: the tools differ; names them.
     """
     new = [] if server.tools is not None else [tool for tool in found if tool not in known]
     gone = [tool for tool in known if tool not in found]
     other = [tool for tool in known if tool in found and found[tool] != known[tool]]
-    changes = ("new", new), ("gone", gone), ("with another schema", other)
+    changes = ("new", new), ("missing", gone), ("with a new schema", other)
     said = "; ".join(f"{what}: {', '.join(tools)}" for what, tools in changes if tools)
     if said:
         raise EnvError(
-            f"{server.title} has other tools than those that the policy is shown: {said}\n"
-            "hint: abut lists them once, before the first batch; make the tool_env again, or name "
-            "the tools that stay: 'tools': […]",
+            f"{server.title} has changed its tools since they were shown to the policy: {said}\n"
+            "hint: abut lists the tools once, before the first batch; create the tool_env again, "
+            "or name the tools to use: 'tools': […]",
             may_pass=False,
         )

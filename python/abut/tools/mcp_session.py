@@ -1,8 +1,8 @@
 """One session with a server of the Model Context Protocol, by the official package `mcp`.
 
-Invariant: a server that is gone is an `EnvError`, so it fails the rollout and not the policy; what
-a living server refuses is an `InvalidAction`, which the policy is told. A child process has only
-PATH and the server's `env` as its environment.
+Invariant: if a server has ended, the rollout fails with an `EnvError`, because it is not the
+policy's fault. If a server refuses a call, the policy is shown an `InvalidAction`. The environment
+of a child process has only PATH and the server's `env`.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ from abut.tools.mcp_settings import McpServer
 from abut.tools.toolbox import Result
 
 START_S = 300.0
-"""How long a server may take to start: `npx` and `uvx` may download it first."""
+"""The most seconds for a server to start; `npx` and `uvx` may download it first."""
 _LOG_BYTES = 2000
-"""The end of a server's log, for errors."""
+"""How much of the end of a server's log errors show."""
 _CONNECT_S, _READ_S = 30.0, 300.0
-"""A server may hold a response open while its tool works."""
+"""Long, because a server may hold a response open while its tool works."""
 _SESSION_GONE = "Session terminated"
-"""The error that `mcp` makes of a 404 inside a session: the server has restarted."""
+"""The error of `mcp` for a 404 within a session, which means that the server has restarted."""
 _NO_ANSWER = "Server returned an error response"
-"""The error that `mcp` makes of an HTTP error whose body is no error of the protocol."""
+"""The error of `mcp` for an HTTP error whose body is not an error of the protocol."""
 
 
 class McpSession:
-    """A session, and the tools that the server has in it.
+    """A session with a server, and the tools of the session.
 
     Args:
         server: its settings.
-        client: the connection, which has been made.
+        client: the open connection.
     """
 
     def __init__(self, server: McpServer, client: Any) -> None:
@@ -56,10 +56,10 @@ class McpSession:
         self._log_end = ""
 
     async def schemas(self) -> dict[str, dict[str, Any]]:
-        """Ask the server for its tools; return the JSON schema of each, by the server's name.
+        """Ask the server for its tools; return the JSON schema of each, by its name.
 
         Raises:
-            EnvError: the server is gone, or cannot list them.
+            EnvError: the server has ended, or cannot list its tools.
         """
         found: dict[str, dict[str, Any]] = {}
         cursor: str | None = None
@@ -69,7 +69,7 @@ class McpSession:
             except Exception as error:
                 await self._lose()
                 raise EnvError(
-                    f"{self._server.title} does not list its tools: {_told(error)}{self._log_end}"
+                    f"{self._server.title} could not list its tools: {_told(error)}{self._log_end}"
                 ) from error
             for tool in page.tools:
                 found[tool.name] = _schema(tool, self._server.prefix)
@@ -78,11 +78,11 @@ class McpSession:
                 return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool, and return the result as the server gave it.
+        """Call a tool, and return the server's result.
 
         Raises:
-            InvalidAction: the server refuses the call, or its result is not what its schema says.
-            EnvError: the server is gone.
+            InvalidAction: the server refuses the call, or its result does not match its schema.
+            EnvError: the server has ended.
         """
         try:
             if not self._ended.is_set():
@@ -104,10 +104,10 @@ class McpSession:
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
-        """Stay until the caller leaves, or the server is gone.
+        """Run the caller's block until it ends, or until the server has ended.
 
         Raises:
-            ConnectionError: it is gone.
+            ConnectionError: the server has ended.
         """
         try:
             async with asyncio.timeout(None) as self._timeout:
@@ -116,12 +116,12 @@ class McpSession:
             raise ConnectionError(f"{self._server.title} has ended") from None
 
     def over(self, log_end: str) -> None:
-        """Note that the session has been left, for whoever still calls."""
+        """Note that the session has ended, for callers that still use it."""
         self._log_end = log_end
         self._ended.set()
 
     async def _lose(self) -> None:
-        """End the session, and wait until its process is gone."""
+        """End the session, and wait until its process has ended."""
         if self._timeout is not None and not self._ended.is_set():
             self._timeout.reschedule(asyncio.get_running_loop().time())
         await self._ended.wait()
@@ -132,11 +132,11 @@ class McpSession:
 
 @asynccontextmanager
 async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
-    """Start a session; its process ends with it.
+    """Start a session; the server's process ends with it.
 
     Raises:
         EnvError: the server cannot be started or reached.
-        ConnectionError: the server is gone, when the session is left.
+        ConnectionError: at the end of the session, if the server has ended before.
     """
     session: McpSession | None = None
     with tempfile.TemporaryFile() as log:
@@ -173,15 +173,15 @@ async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
 
 
 def content_of(result: Any) -> Result:
-    """Return the content that tells the policy a result; images are read here, so on a thread.
+    """Return a result as content for the policy; decodes images, so call it on a thread.
 
     Raises:
-        InvalidAction: the result is an error, or has what no policy can be shown.
-        MissingExtraError: it has an image, and Pillow is not installed.
+        InvalidAction: the result is an error, or has content that cannot be shown to the policy.
+        MissingExtraError: the result has an image, and Pillow is not installed.
     """
     if result.is_error:
         texts = [block.text for block in result.content if block.type == "text"]
-        raise InvalidAction("\n".join(texts) or "the tool failed, and does not say why")
+        raise InvalidAction("\n".join(texts) or "the tool failed without a reason")
     blocks = [_block(block) for block in result.content]
     if not blocks and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -204,7 +204,7 @@ def _block(block: Any) -> dict[str, Any]:
         if (resource.mime_type or "").startswith("image/"):
             return _image(resource.blob)
         raise InvalidAction(f"the tool returned {resource.mime_type or 'binary data'}, not text")
-    raise InvalidAction(f"the tool returned {block.type}, which cannot be shown here")
+    raise InvalidAction(f"the tool returned {block.type}, which cannot be shown")
 
 
 def _image(data: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _image(data: str) -> dict[str, Any]:
 
 
 def _schema(tool: Any, prefix: str) -> dict[str, Any]:
-    """Return a tool's schema in the form that chat templates take."""
+    """Return a tool's schema in the form for chat templates."""
     return {
         "type": "function",
         "function": {
@@ -250,8 +250,8 @@ def _process(server: McpServer) -> StdioServerParameters:
     found = shutil.which(program, path=env["PATH"])
     if found is None:
         raise EnvError(
-            f"{server.title}: there is no program {program!r}\n"
-            "hint: give its path, or an env with another PATH",
+            f"{server.title}: the program {program!r} does not exist\n"
+            "hint: give the program's path, or set PATH in env",
             may_pass=False,
         )
     # `mcp` adds HOME, USER and others to what it is given, and only another program can take them
@@ -265,19 +265,22 @@ def _process(server: McpServer) -> StdioServerParameters:
 
 def _start_hint(server: McpServer) -> str:
     if server.url:
-        return "is it running, and does it speak streamable HTTP at this path?"
-    return f"it gets only PATH and env: mcp={{{server.name!r}: {{…, 'env': {{'NAME': …}}}}}}"
+        return "check that the server is running and speaks streamable HTTP at this path"
+    return (
+        "the server's process gets only PATH and the variables in env: "
+        f"mcp={{{server.name!r}: {{…, 'env': {{'NAME': …}}}}}}"
+    )
 
 
 def _told(error: BaseException) -> str:
-    """Return the text of an error; of a group, that of the first error in it."""
+    """Return the text of an error; of a group of errors, the text of the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return text_of(error)
 
 
 def _end_of(log: Any) -> str:
-    """Return the end of what a process has written to stderr, as the last lines of an error."""
+    """Return the end of a process's stderr, as the last lines of an error."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - _LOG_BYTES))
     text = log.read().decode(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""The settings of servers of the Model Context Protocol, checked.
+"""Checks the settings of servers of the Model Context Protocol.
 
-Invariant: a wrong setting is a `ValueError` before any server is started. No error repeats a value
-of `env` or `headers`.
+Invariant: an invalid setting is a `ValueError` before any server is started. Errors do not repeat
+values of `env` or `headers`.
 """
 
 import re
@@ -31,13 +31,13 @@ class McpServer:
     tools: tuple[str, ...] | None = None
     """The tools that the policy gets, by the server's names; None: all."""
     prefix: str = ""
-    """Stands before the names of its tools."""
+    """Added before the names of its tools."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def title(self) -> str:
-        """Its name in errors, with its address: without a password, and without a query."""
+        """The server's name in errors, with its address, but without password and query."""
         where = shown(self.url.partition("?")[0]) if self.url else shlex.join(self.command[:1])
         return f"the MCP server {self.name!r} ({where})"
 
@@ -46,11 +46,11 @@ def checked_servers(mcp: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ..
     """Return the servers of `tool_env(mcp=…)`.
 
     Raises:
-        ValueError: a setting is wrong; names it, and says what it may be.
+        ValueError: a setting is invalid; names it and the values that are possible.
     """
     if not isinstance(mcp, Mapping) or not all(isinstance(name, str) for name in mcp):
         raise ValueError(
-            f"mcp={type(mcp).__name__}: must be a dict of servers by name\n"
+            f"mcp={type(mcp).__name__}: must be a dict from names to servers\n"
             'hint: mcp={"time": {"command": ["mcp-server-time"]}}'
         )
     return tuple(_server(name, settings) for name, settings in mcp.items())
@@ -64,24 +64,33 @@ def _server(name: str, settings: Any) -> McpServer:
         refuse(f"must be a dict, got {type(settings).__name__}", '{"command": …} or {"url": …}')
     for key in settings:
         if key == "args":
-            refuse("unknown key 'args'", '"command": ["program", "argument", …] has the arguments')
+            refuse("unknown key 'args'", 'put them into "command": ["program", "argument", …]')
         if key not in _KEYS:
             refuse(f"unknown key {key!r}", f"the keys are {', '.join(_KEYS)}")
     if ("command" in settings) == ("url" in settings):
         both = "both command and url" if "url" in settings else "neither command nor url"
-        refuse(f"has {both}", "a command is started as a process, a url is a running server")
+        refuse(
+            f"has {both}",
+            "give command to start the server as a process, or the url of a running server",
+        )
     for key, other in (("env", "command"), ("headers", "url")):
         if key in settings and other not in settings:
-            refuse(f"{key} without {other}", f"{key} belongs to a server that has a {other}")
+            refuse(f"{key} without {other}", f"{key} is only for a server with a {other}")
         value = settings.get(key, {})
         if not isinstance(value, Mapping) or not _are_texts([*value, *value.values()]):
-            refuse(f"{key} must be a dict of texts", f'{key}={{"NAME": "value"}}')
+            refuse(f"{key} must be a dict from strings to strings", f'{key}={{"NAME": "value"}}')
     session = settings.get("session", "rollout")
     if session not in _SESSIONS:
-        refuse(f"session={session!r}", "'rollout': a session for each rollout; 'shared': one")
+        refuse(
+            f"session={session!r}: must be 'rollout' or 'shared'",
+            "'rollout' starts a session for each rollout; 'shared' uses one for all",
+        )
     prefix = settings.get("prefix", "")
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
-        refuse(f"prefix={prefix!r}", "letters, digits, '_', '-' and '.', such as 'files_'")
+        refuse(
+            f"prefix={prefix!r}: not allowed in the name of a tool",
+            "use letters, digits, '_', '-' and '.', such as 'files_'",
+        )
     tools = settings.get("tools")
     if tools is not None and not (_is_list(tools) and tools):
         refuse(f"tools={tools!r}: must be a list of names", "leave it out to get all tools")
@@ -93,7 +102,7 @@ def _server(name: str, settings: Any) -> McpServer:
     if isinstance(command, str):
         command = shlex.split(command, posix=sys.platform != "win32")
     if not url and not (_is_list(command) and command):
-        refuse("command must be a text or a list of texts", '"command": ["mcp-server-time"]')
+        refuse("command must be a string or a list of strings", '"command": ["mcp-server-time"]')
     return McpServer(
         name,
         command=tuple(command),
@@ -108,7 +117,9 @@ def _server(name: str, settings: Any) -> McpServer:
 
 def _check_url(name: str, url: Any, headers: Mapping[str, str]) -> None:
     if not isinstance(url, str):
-        raise ValueError(f"{name}: url must be a text, got {type(url).__name__}\nhint: 'https://…'")
+        raise ValueError(
+            f"{name}: url must be a string, got {type(url).__name__}\nhint: 'https://…'"
+        )
     try:
         address = Address.of(url.partition("?")[0])
     except ValueError as error:

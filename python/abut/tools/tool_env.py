@@ -1,7 +1,7 @@
 """Environments of tools that the policy calls: functions, methods of a class, and MCP servers.
 
-Invariant: an episode goes on as long as the policy calls tools. An action without a call is its
-answer, and the user's function scores the whole conversation, once.
+Invariant: an episode continues as long as the policy calls tools. An action without a call is its
+answer, and the user's function then scores the whole conversation, once.
 """
 
 import dataclasses
@@ -42,35 +42,36 @@ def tool_env(
     max_result_chars: int | None = 20_000,
     format: ToolCallFormat | None = None,
 ) -> "ToolEnv":
-    """Make an environment for `make_rollout_func` of tools that the policy may call.
+    """Create an environment for `make_rollout_func` from tools that the policy may call.
 
-    The calls of one turn run at once, sync functions on threads, async ones on a loop. Each is
-    answered by a `role: tool` message: a text as it is, other values as JSON, and what went wrong
-    as `{"error": …}`. A function that raises `EnvError` ends the attempt instead: the environment
-    failed, not the policy. One that raises `InvalidAction` says what the policy did wrong.
+    The calls of one turn run at the same time: sync functions on threads, async ones on an event
+    loop. Each is answered with a `role: tool` message: a string unchanged, other values as JSON,
+    and errors as `{"error": …}`. Raise `InvalidAction` in a tool to tell the policy what it did
+    wrong. Raise `EnvError` if the environment, not the policy, failed; this ends the attempt.
 
     Args:
-        functions: sync or async; transformers makes their schemas of type hints and docstrings.
-        reward: called with the messages of the whole conversation, once, and with those columns of
-            the row that its signature names, and `state`; sync or async. It returns None for no
-            score. Without a function no rollout has a score of its own, and the trainer's reward
-            functions score it.
+        functions: sync or async; transformers creates their schemas from type hints and docstrings.
+        reward: called once with the messages of the whole conversation, with the columns of the row
+            that its signature names, and with `state`; sync or async. It returns None for no score.
+            Without `reward`, rollouts have no reward of their own, and the trainer's reward
+            functions score them.
         mcp: servers of the Model Context Protocol by name, each `{"command": …}` or `{"url": …}`,
             with `session`, `tools`, `prefix`, `env` and `headers`; see docs/how-to/tools.md.
-        state: a class whose public methods are tools. Each rollout has an object of its own, made
-            with those columns of the row that the constructor names. Sync methods run on one
-            thread, in the order of the calls.
-        on_malformed: what began as a call and is none: "feed_back" tells the policy what is wrong
-            with it, "end" ends the episode, and no call of that turn is run.
+        state: a class whose public methods are tools. Each rollout gets a new object, created with
+            the columns of the row that the constructor names. Sync methods run on one thread, in
+            the order of the calls.
+        on_malformed: what to do with text that begins like a call but is not valid: "feed_back"
+            tells the policy what is wrong, "end" ends the episode without running any call of the
+            turn.
         timeout_s: seconds for the calls of one turn; keep it below `step_timeout_s`. Calls that
-            take longer are answered by an error; an async one is cancelled, a thread is left alone.
-        max_calls: more calls of one turn are not run, and answered by one error.
-        max_result_chars: what is longer is cut, and a last line says so. None cuts nothing.
-        format: how the policy writes calls; None: as the chat template does.
+            take longer are answered with an error; async calls are cancelled, threads continue.
+        max_calls: most calls of a turn; one error answers all further calls, which are not run.
+        max_result_chars: longer results are cut, and a last line says so. None: no limit.
+        format: the format in which the policy writes calls; None: as the chat template does.
 
     Raises:
-        TypeError: no schema can be made of a function or method, or `reward` cannot be called.
-        ValueError: there is no tool, two have one name, or a setting is wrong or out of range.
+        TypeError: a function or method cannot be turned into a schema, or `reward` is not callable.
+        ValueError: there are no tools, two have the same name, or a setting is invalid.
         MissingExtraError: transformers is not installed, or, for `mcp`, the package mcp.
     """
     if reward is not None and not callable(reward):
@@ -81,12 +82,12 @@ def tool_env(
     if state is not None and not inspect.isclass(state):
         raise TypeError(
             f"state must be a class, got {type(state).__name__}\n"
-            "hint: each rollout makes an object of its own: state=Cart, not state=Cart()"
+            "hint: abut creates an object for each rollout: state=Cart, not state=Cart()"
         )
     methods = {} if state is None else {n: method_of(state, n) for n in public_methods(state)}
     by_name = schemas_by_name([*functions, *methods.values()])
     if not by_name and not mcp:
-        raise ValueError("tool_env got no tool\nhint: tool_env([search, …])")
+        raise ValueError("tool_env got no tools\nhint: tool_env([search, …])")
     servers = None if mcp is None else checked_servers(mcp)
     if servers:
         require_extra("mcp")
@@ -123,33 +124,34 @@ class ToolEnv:
 
     @functools.cached_property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The JSON schemas of all tools. The first look starts each MCP server once, to ask it.
+        """The JSON schemas of all tools; the first access starts each MCP server once.
 
         Raises:
             EnvError: a server cannot be started.
-            ValueError: two tools have one name, or a server lacks one that was asked for.
+            ValueError: two tools have the same name, or a server does not have a named tool.
         """
         found = {schema["function"]["name"]: (schema, "the functions") for schema in self.schemas}
         for whose, schema in self.servers.schemas() if self.servers else ():
             name = schema["function"]["name"]
             if name in found:
                 raise ValueError(
-                    f"two tools have the name {name!r}: one of {found[name][1]}, one of {whose}\n"
-                    f'hint: give the tools of a server a "prefix", such as "files_"'
+                    f"two tools have the name {name!r}: one from {found[name][1]}, one from "
+                    f"{whose}\n"
+                    f'hint: give the server a "prefix" for the names of its tools, such as "files_"'
                 )
             found[name] = (schema, whose)
         return tuple(schema for schema, _ in found.values())
 
     def close(self) -> None:
-        """End the shared sessions with MCP servers, which the next rollout would start again.
+        """End the shared sessions with MCP servers; the next rollout would start them again.
 
-        Also done when nothing refers to this environment any more, and at exit.
+        This also happens when the environment is garbage-collected, and at exit.
         """
         if self.servers is not None:
             self.servers.close()
 
     def bind(self, processor: PartsProcessor) -> BoundSource:
-        """Return what makes environments for tasks."""
+        """Bind the tools to the processor that writes the conversations."""
         parse = call_parser(processor, self.format, self.tools)
         answers, faults = ToolAnswers(processor, self.tools), ToolFaults("abut.tool_env")
 
@@ -185,7 +187,7 @@ class ToolEnv:
         return BoundSource(make, "tool_env", keeps_last=True, spoken=spoken, tools=self.tools)
 
     def _check_columns(self, task: RolloutTask) -> None:
-        """Refuse a row without what the reward function or the class `state` cannot do without."""
+        """Refuse a row without a column that the reward function or the class `state` needs."""
         scored = functools.partial(self.reward, ())
         if self.state is None:
             check_columns(scored, f"the reward function {_name_of(self.reward)}", task)
@@ -209,9 +211,9 @@ class ToolEpisode:
         self.reward: Any = 0.0  # until the episode is scored
         self.alive = True
         self.extras: Any = None
-        """The extras of `environment`, which abut checks as any environment's."""
+        """The extras of `environment`, which abut checks like those of any environment."""
         self.environment: Any = None
-        """The object that reward functions get among TRL's `environments`, from `reset` on."""
+        """The object that reward functions get in TRL's `environments`, set by `reset`."""
         self._toolbox = toolbox
         self._begin = begin
         self._score = score
@@ -219,15 +221,15 @@ class ToolEpisode:
 
     @property
     def counts(self) -> ToolCounts:
-        """How many calls there were so far."""
+        """The number of calls so far, by kind."""
         return self._toolbox.counts
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
-        """Begin with what the prompt does not say."""
+        """Begin the episode with the text that follows the prompt."""
         return self, await self._begin()
 
     async def step(self, action: str) -> tuple[Self, Reply]:
-        """Run what an action calls; without a call it is the answer."""
+        """Run the calls of an action; an action without a call is the final answer."""
         messages = await self._toolbox.answer(action)
         self.alive = messages is not None
         return self, messages or []
@@ -237,7 +239,7 @@ class ToolEpisode:
         self.reward = await self._score(messages)
 
     async def close(self) -> None:
-        """Give back the thread of the environment, and end its sessions, if it has any."""
+        """Return the thread of the environment, and end its sessions, if any."""
         if self._toolbox.thread is not None:
             self._toolbox.thread.give_back()
             self._toolbox.thread = None
@@ -250,7 +252,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def public_methods(made: type, *, without: Collection[str] = ()) -> list[str]:
-    """Return the names of a class's public methods, without a look at an object's properties."""
+    """Return the names of a class's public methods, without reading properties of an object."""
     return [
         name
         for name, _ in inspect.getmembers(made, inspect.isfunction)
@@ -259,7 +261,7 @@ def public_methods(made: type, *, without: Collection[str] = ()) -> list[str]:
 
 
 def method_of(made: type, name: str) -> Function:
-    """A method without its `self`, which older versions of transformers take for a parameter."""
+    """Return a method without `self`, which older versions of transformers treat as a parameter."""
     function: Function = getattr(made, name)
     if isinstance(inspect.getattr_static(made, name), staticmethod):
         return function
@@ -267,11 +269,11 @@ def method_of(made: type, name: str) -> Function:
 
 
 def schemas_by_name(functions: Sequence[Function]) -> dict[str, Mapping[str, Any]]:
-    """The JSON schema of each function, as transformers makes it, in order.
+    """Return the JSON schemas that transformers creates for functions, in order.
 
     Raises:
-        TypeError: none can be made of a function.
-        ValueError: two have one name.
+        TypeError: a function cannot be turned into a schema.
+        ValueError: two functions have the same name.
         MissingExtraError: transformers is not installed.
     """
     try:
@@ -286,7 +288,7 @@ def schemas_by_name(functions: Sequence[Function]) -> dict[str, Mapping[str, Any
             name = getattr(function, "__name__", repr(function))
             raise TypeError(
                 f"{name} cannot be a tool: {error}\n"
-                "hint: give each parameter a type hint, and a line under `Args:` in the docstring"
+                "hint: give each parameter a type hint and a line under `Args:` in the docstring"
             ) from error
         if schemas.setdefault(name := schema["function"]["name"], schema) is not schema:
             raise ValueError(f"two tools have the name {name!r}\nhint: rename one of them")
@@ -299,8 +301,8 @@ def call_parser(
     """Return a parser of calls: by `format`, or as the processor's template writes them.
 
     Raises:
-        TypeError: the processor cannot.
-        TemplateError: its template writes no calls.
+        TypeError: the processor cannot parse calls.
+        TemplateError: its template does not write calls.
     """
     if format is not None:
         parse: Parse = functools.partial(parse_tool_calls, format=format, tools=list(tools))
@@ -308,8 +310,8 @@ def call_parser(
         parse = processor.parse_tool_calls
     else:
         raise TypeError(
-            f"{type(processor).__name__} has no parse_tool_calls, so nothing reads what the policy "
-            'calls\nhint: leave processor= out, or say format="hermes"'
+            f"{type(processor).__name__} has no parse_tool_calls, so abut cannot read the policy's "
+            'tool calls\nhint: leave processor= out, or name the format: format="hermes"'
         )
     parse("")  # what is wrong with the format is an error here, not of each rollout
     return parse

@@ -1,10 +1,10 @@
-"""The messages of tools: what answers the calls of a turn, and a turn with its calls taken apart.
+"""Writes the messages that answer a turn's calls, and turns with their calls as `tool_calls`.
 
-Invariant: however the policy calls, its answers can be written. Where the template cannot write
-one message for each call (gpt-oss: the results of two tools in one turn), there is one for all.
-Reward functions get the messages of `GRPOTrainer(tools=…)` for the same samples: an assistant
-message holds the text without the markup of thinking and calls, the calls are `tool_calls`, and
-each result is a message of the role `tool` with the name that was called. Other messages stay.
+Invariant: the answers to any calls can be written. If the template cannot write one message for
+each call (gpt-oss with two tools in one turn), there is one message for all. Reward functions get
+the same messages as with `GRPOTrainer(tools=…)`: an assistant message holds the text without the
+markup of thinking and calls, the calls are `tool_calls`, and each result is a message of the role
+`tool` with the name that was called. Other messages do not change.
 """
 
 import json
@@ -18,20 +18,20 @@ from abut.processor import PartsProcessor
 from abut.tool_calls.parsed import Parse, ToolCall
 
 _USABLE_ID = re.compile("[A-Za-z0-9]{9}")
-"""The ids that Mistral's templates ask for."""
+"""The ids that Mistral's templates require."""
 _NAMED_ID = re.compile(r"functions\.[A-Za-z0-9_-]{1,64}:[0-9]{1,4}")
-"""The ids that Kimi K2 writes; no template that asks for ids takes them."""
+"""The ids that Kimi K2 writes; templates that require ids do not accept them."""
 
 
 class ToolAnswers:
-    """Makes the messages that answer a turn, for one processor.
+    """Creates the messages that answer a turn, for one processor.
 
     Args:
         processor: writes the conversation.
         tools: JSON schemas that its template shows.
 
     Raises:
-        TemplateError: it shows none of the tools, or takes no results of them.
+        TemplateError: its template does not show the tools, or does not accept their results.
     """
 
     def __init__(self, processor: PartsProcessor, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -40,9 +40,9 @@ class ToolAnswers:
         # Some templates write the schemas as JSON that is ASCII.
         if not any(name in shown or json.dumps(name)[1:-1] in shown for name in names):
             raise TemplateError(
-                f"the prompt shows the policy none of its tools: {', '.join(names)}\n"
-                "hint: leave processor= out, or make it with the tools: "
-                "ChatTemplateProcessor(tokenizer, tools=env.tools); its template must write them"
+                f"the prompt does not show the policy any of its tools: {', '.join(names)}\n"
+                "hint: leave processor= out, or pass it the tools: "
+                "ChatTemplateProcessor(tokenizer, tools=env.tools); its template must write tools"
             )
         self._processor = processor
         self._all_have_ids = False
@@ -54,13 +54,13 @@ class ToolAnswers:
             except TemplateError as error:
                 reason = str(error).partition("\n")[0]
                 raise TemplateError(
-                    f"what a tool returns cannot be written: {reason}\n"
-                    "hint: use ChatTemplateProcessor with a template that takes messages of the "
+                    f"the processor cannot write the result of a tool: {reason}\n"
+                    "hint: use ChatTemplateProcessor with a template that accepts messages of the "
                     "role 'tool'"
                 ) from error
 
     def written(self, answers: Sequence[Message]) -> list[Message]:
-        """Return the answers as the template takes them; each has `name` and `content`."""
+        """Return the answers in the template's form; each has `name` and `content`."""
         messages = [self._with_id(answer, number) for number, answer in enumerate(answers)]
         if len(messages) == 1 or self._can_write(messages):
             return messages
@@ -72,7 +72,7 @@ class ToolAnswers:
         return [messages[0] | {"content": "\n".join(texts)}]
 
     def _with_id(self, answer: Message, number: int) -> Message:
-        """Return the answer with an id; the policy's own is kept only if it can do no harm."""
+        """Return the answer with an id; keeps the policy's own id only if it is safe."""
         id_ = answer.get("tool_call_id")
         if id_ is None and not self._all_have_ids:
             return answer
@@ -90,7 +90,7 @@ class ToolAnswers:
 
 
 def _named_blocks(answer: Message) -> list[Any]:
-    """Return the blocks of an answer, behind the name of the tool that gave it."""
+    """Return the blocks of an answer, after the name of its tool."""
     content = answer["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [{"type": "text", "text": f"{answer['name']}: "}, *blocks]
@@ -99,12 +99,12 @@ def _named_blocks(answer: Message) -> list[Any]:
 def spoken_messages(
     processor: PartsProcessor, parse: Parse, messages: Sequence[Message]
 ) -> list[Message]:
-    """Return copies of the messages, the policy's own taken apart.
+    """Return copies of the messages, with the policy's text and calls separated.
 
     Args:
-        processor: tells thinking from the action.
+        processor: separates thinking from the action.
         parse: finds the calls in an action.
-        messages: as `Rollout.messages` has them, from the policy's first turn on.
+        messages: as in `Rollout.messages`, from the policy's first turn.
     """
     told: list[Message] = []
     waiting: list[tuple[ToolCall, dict[str, Any]]] = []
@@ -126,7 +126,7 @@ def spoken_messages(
 def _taken_apart(
     processor: PartsProcessor, parse: Parse, content: str
 ) -> tuple[Message, list[tuple[ToolCall, dict[str, Any]]]]:
-    """Return the message of one turn, and each of its calls with its entry in that message."""
+    """Return the message of one turn, and each call with its entry in the message."""
     thinking, action = processor.parse_agent_output(content)
     parsed = parse(action)
     calls: list[tuple[ToolCall, dict[str, Any]]] = []

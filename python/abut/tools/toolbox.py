@@ -1,10 +1,10 @@
-"""The tools of one episode: the calls of a turn are run, and each is answered.
+"""The tools of one episode: runs the calls of a turn and answers each of them.
 
-Invariant: nothing that a policy writes raises, and no tool holds up its turn past the deadline.
-Each call is answered by one `role: tool` message, in the order of the calls, then each malformed
-one; those over the limit by one message for all. `ToolAnswers` gives them the form that the chat
-template takes. A name that the policy made up never gets into a message: only contents are kept
-from becoming scaffold.
+Invariant: text of the policy never raises an error, and a tool cannot delay its turn past the
+deadline. Each call is answered with one `role: tool` message, in the order of the calls, and then
+each malformed call; one message answers all calls over the limit. `ToolAnswers` writes them in the
+form for the chat template. A message never has a tool name that the policy made up, because only
+contents are prevented from becoming scaffold.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Function: TypeAlias = Callable[..., Any]
 Result: TypeAlias = str | list[dict[str, Any]]
-"""The content that answers a call: a text, or blocks with images."""
+"""The content that answers a call: a string, or blocks with images."""
 
 NO_TOOL = "error"
-"""The name in answers to calls that name no tool."""
+"""The name in answers to calls without the name of a tool."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class ToolRules:
     max_result_chars: int | None
 
     def __post_init__(self) -> None:
-        """Refuse what no turn could be played by.
+        """Check the settings.
 
         Raises:
-            ValueError: names the setting, its value and what it may be.
+            ValueError: a setting is invalid; names its value and the values that are possible.
         """
         longest = self.max_result_chars
         for name, holds, allowed in (
@@ -66,12 +66,12 @@ class ToolRules:
 
 @dataclass(frozen=True)
 class ToolTexts:
-    """The texts for the policy about the results of calls; results may show images as well."""
+    """Turns the results of calls into text for the policy; results may show images as well."""
 
     result: Callable[[Any], Result]
     error: Callable[[BaseException | str], str]
     unknown: Callable[[str, Iterable[str]], str]
-    """Returns an `error` about an unknown name, from that name and the names of the tools."""
+    """Returns the error for an unknown tool, from its name and the names of the tools."""
 
 
 def _json_or_text(value: Any) -> str:
@@ -92,36 +92,36 @@ def _json_error(error: BaseException | str) -> str:
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:
-    return f"There is no tool {name!r}. Tools: {', '.join(names)}"
+    return f"The tool {name!r} does not exist. Tools: {', '.join(names)}"
 
 
 @dataclass
 class ToolCounts:
-    """The calls of one episode by name, counted as TRL's own tool loop counts them."""
+    """The calls of one episode by name, counted as in TRL's own tool loop."""
 
     calls: Counter[str] = field(default_factory=Counter)
-    """Well-formed ones, also of names that are no tool."""
+    """Well-formed calls, including calls of unknown tools."""
     failures: Counter[str] = field(default_factory=Counter)
-    """The calls that were answered by an error."""
+    """Calls that were answered with an error."""
 
 
 class ToolFaults:
-    """Logs the first exception of each tool, which otherwise only the policy would read."""
+    """Logs the first exception of each tool, which otherwise only the policy would see."""
 
     def __init__(self, maker: str) -> None:
-        """`maker` is the function whose `timeout_s` bounds the calls: what a hint names."""
+        """`maker` is the function with the argument `timeout_s`, for a hint."""
         self._maker = maker
         self._once = Once(logger)
 
     def note(self, name: str, error: BaseException) -> None:
-        """A tool raised; called on any thread."""
+        """Log a tool's exception; may be called on any thread."""
         if not self._once.is_first(name):
             return
-        cure = f"{self._maker}(timeout_s=…) bounds the calls of a turn"
+        cure = f"{self._maker}(timeout_s=…) limits how long the calls of a turn may take"
         hint = no_signals_hint(error, "a tool", cure)
         logger.warning(
-            "the tool %s raised %s\n%s\nThe policy is told, and no later exception of %s is "
-            "logged%s",
+            "the tool %s raised %s\n%s\nThe policy gets this error as the result, and abut does "
+            "not log later exceptions of %s%s",
             name,
             text_of(error),
             trace_of(error),
@@ -131,17 +131,17 @@ class ToolFaults:
 
 
 JSON_TEXTS = ToolTexts(result=_image_or_text, error=_json_error, unknown=_unknown)
-"""Text as it is, images as blocks, all else as JSON."""
+"""Strings unchanged, images as blocks, all else as JSON."""
 
 
 class _ErrorText(str):
-    """Return the answer to an exception; the loop counts it, not the tool's thread."""
+    """The answer to an exception; the loop counts it, not the tool's thread."""
 
     __slots__ = ()
 
 
 async def _outcome(awaited: Awaitable[Any]) -> Callable[[], Any]:
-    """Wait; return what returns or raises what came of it."""
+    """Wait for an awaitable; return a function that returns or raises its outcome."""
     try:
         value = await awaited
     except BaseException as error:
@@ -161,17 +161,18 @@ class Toolbox:
 
     Args:
         functions: by name, sync or async.
-        parse: takes an action apart.
-        answers: gives what answers it the form that the template takes.
-        rules: limits, and what becomes of malformed calls.
-        faults: is told what tools raise.
-        texts: how results and errors are told.
+        parse: finds the calls in an action.
+        answers: writes the answers in the form for the template.
+        rules: limits, and how to treat malformed calls.
+        faults: logs the exceptions of tools.
+        texts: turns results and errors into text.
         own_thread: the names of sync functions that run on `thread`, one after the other in the
-            order of the calls, such as the methods of one object. All others of a turn run at once.
+            order of the calls, such as the methods of one object. All others run at the same time.
 
     Attributes:
-        thread: whose owner gives it back; it is there before one of its functions is called.
-        counts: of the calls so far.
+        thread: the thread for `own_thread`, set before one of its functions is called; its owner
+            returns it.
+        counts: the calls so far.
     """
 
     thread: CallQueue | None = None
@@ -196,10 +197,10 @@ class Toolbox:
         self._own_thread = frozenset(own_thread)
 
     async def answer(self, action: str) -> list[Message] | None:
-        """Run what an action calls; None where it calls nothing, or a malformed call ends it all.
+        """Run the calls of an action; return None if it has none, or if a malformed one ends all.
 
         Raises:
-            EnvError: a tool says that it cannot go on, whatever the policy does.
+            EnvError: a tool raised it, because the environment failed.
         """
         parsed = await THREADS.ask(lambda: self._parse(action))
         if not parsed.calls and not parsed.malformed:
@@ -225,10 +226,10 @@ class Toolbox:
     async def ask(
         self, what: str, function: Callable[..., T | Awaitable[T]], /, *args: Any, **kwargs: Any
     ) -> T:
-        """Call what is no tool, sync or async, on `thread` where there is one.
+        """Call a function that is not a tool, sync or async, on `thread` if it is set.
 
         Raises:
-            EnvError: it raises; `what` names it.
+            EnvError: the function raised an exception; `what` names the function.
         """
         try:
             returned: T = await call_anywhere(function, *args, calls=self.thread, **kwargs)
@@ -259,7 +260,7 @@ class Toolbox:
         return text
 
     def _text_or_awaitable(self, name: str, returned: Callable[[], Any]) -> Result | Awaitable[Any]:
-        """Return the content for the policy about a result, or the awaitable of a tool."""
+        """Return a result as content for the policy, or the awaitable that a tool returned."""
         try:
             value = returned()
             return value if inspect.isawaitable(value) else self._texts.result(value)

@@ -35,7 +35,7 @@ _CLOSE_LOOP_S = 2.0
 
 
 @stays(
-    "it has servers of this process",
+    "it holds servers of this process",
     hint="send the arguments of verifiers_env, and call it in the process that trains",
 )
 class VerifiersEnv:
@@ -112,7 +112,7 @@ class VerifiersEnv:
         self._takes_one_row = gateway.registry.branch not in ("all", None)
         if not self._trained:
             raise EnvError(
-                f"the environment {self.name} trains none of the seats that the policy plays: "
+                f"the environment {self.name} does not train any seat that the policy plays: "
                 f"{', '.join(seats) or 'there are none'}\n"
                 "hint: leave train= out, or name another seat"
             )
@@ -120,8 +120,9 @@ class VerifiersEnv:
             raise EnvError(
                 f"{self.name} has {len(self._trained)} seats that the policy plays: "
                 f"{', '.join(self._trained)}\n"
-                f'hint: train="{self._trained[0]}", or abut.trl.GRPOTrainer, which trains each of '
-                "them"
+                f'hint: choose one with train="{self._trained[0]}", or use abut.trl.GRPOTrainer, '
+                "which "
+                "trains all of them"
             )
 
     async def run(self, endpoint: Endpoint, task: RolloutTask) -> AgentResult:
@@ -204,8 +205,8 @@ class VerifiersEnv:
         assert self._gateway is not None
         if row is not None and not self._gateway.registry.images.roles:
             raise error(
-                f"row {row} of {self.name} has images, and the model takes none\n"
-                "hint: train a model that takes images with abut.trl.GRPOTrainer, see "
+                f"row {row} of {self.name} has images, but the model does not accept images\n"
+                "hint: train a vision-language model with abut.trl.GRPOTrainer, see "
                 "docs/how-to/images.md"
             )
 
@@ -218,7 +219,8 @@ class VerifiersEnv:
         if needs and all(isinstance(box, SubprocessConfig) for box in boxes):
             raise ValueError(
                 f"task {row_id(task)} of {self.name} needs a container\n"
-                'hint: runtime="docker", and harness="bash" or another one that works in it'
+                'hint: pass runtime="docker", and harness="bash" or another harness that runs in '
+                "Docker"
             )
 
 
@@ -236,8 +238,8 @@ def _check_train(train: Sequence[str] | None, seats: Sequence[str], name: str) -
     for seat in train or ():
         if seat not in seats:
             raise ValueError(
-                f"train has {seat!r}, which is no seat of {name} that the policy plays\n"
-                f"hint: these are {', '.join(seats) or 'none'}"
+                f"train has {seat!r}, which is not a seat of {name} that the policy plays\n"
+                f"hint: the policy's seats are {', '.join(seats) or 'none'}"
             )
     if train is not None and not train:
-        raise ValueError(f"train is empty: {name} would train nothing")
+        raise ValueError(f"train is empty, so {name} would not train any seat")

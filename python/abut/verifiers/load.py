@@ -70,20 +70,21 @@ def verifiers_env(
         "runtime": runtime,
     }
     if not _is_v1(id_or_env, installed):
-        _refuse(ours, f"is for verifiers 0.4, and {_shown(id_or_env)} is of the old API", "args=")
+        what = f"is for the API of verifiers 0.4, but {_shown(id_or_env)} has the old API"
+        _refuse(ours, what, "pass args= instead")
         from abut.verifiers.old_env import old_verifiers_env
 
         return old_verifiers_env(id_or_env, args=args, name=name)
-    what = f"is for load_environment of the old API, and {_shown(id_or_env)} is of verifiers 0.4"
-    _refuse({"args": args}, what, "config=")
+    what = f"is for the old API's load_environment, but {_shown(id_or_env)} is for verifiers 0.4"
+    _refuse({"args": args}, what, "pass config= instead")
     from abut.verifiers.env_agent import VerifiersEnv
 
     places = {"harness": harness, "runtime": runtime}
     if isinstance(id_or_env, str):
         loaded = load_env(id_or_env, env, config or {}, seats or {}, **places)
     else:
-        what = "is for an environment that is not loaded yet"
-        _refuse({"env": env, "config": config}, what, "an id, or seats=")
+        what = "works only if you pass an id, but this environment is already loaded"
+        _refuse({"env": env, "config": config}, what, "pass the environment's id, or use seats=")
         loaded = with_seats(id_or_env, seats or {}, **places)
     return VerifiersEnv(
         loaded,
@@ -144,10 +145,10 @@ def _is_v1(id_or_env: Any, installed: str) -> bool:
         # verifiers 0.2 to 0.3.1 call another API v1; it lacks even the first of these names.
         because, wanted = "for verifiers 0.4", "verifiers>=0.4"
     else:
-        because, wanted = "of the old API, which verifiers 0.4 no longer has", "verifiers<0.4"
+        because, wanted = "for the old API, which verifiers 0.4 no longer has", "verifiers<0.4"
     raise ImportError(
-        f"{_shown(id_or_env)} is an environment {because}, and verifiers {installed} is installed\n"
-        f"hint: pip install '{wanted}'"
+        f"{_shown(id_or_env)} is an environment {because}, but verifiers {installed} is "
+        f"installed\nhint: pip install '{wanted}'"
     )
 
 

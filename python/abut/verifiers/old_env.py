@@ -56,7 +56,10 @@ def old_verifiers_env(
     """
     if not isinstance(id_or_env, str):
         if args is not None:
-            raise TypeError("args= is for an environment that is not loaded yet\nhint: pass its id")
+            raise TypeError(
+                "args= works only if you pass an id, but this environment is already loaded\n"
+                "hint: pass the environment's id"
+            )
         found = name or getattr(id_or_env, "env_id", "") or type(id_or_env).__name__
         return OldVerifiersEnv(id_or_env, found)
     # verifiers' own function does not understand `owner/name@version`.
@@ -69,7 +72,7 @@ def old_verifiers_env(
 
 
 @stays(
-    "it has a client of this process",
+    "it holds a client of this process",
     hint="send the arguments of verifiers_env, and call it in the process that trains",
 )
 class OldVerifiersEnv:
@@ -127,7 +130,7 @@ class OldVerifiersEnv:
         row = json.loads(row_text(task, COLUMN, self.name))
         if self._scores_groups and not task.whole_group:
             raise UnplayableRow(
-                f"{self.name} scores the generations of a row together, and this rank has only "
+                f"{self.name} scores all generations of a row together, but this rank has only "
                 "some of them\nhint: make per_device_train_batch_size times steps_per_generation "
                 "(in evaluation per_device_eval_batch_size) a multiple of num_generations"
             )
@@ -171,7 +174,7 @@ class OldVerifiersEnv:
             try:
                 await self._env.rubric.score_group(states)
             except Exception as error:
-                said = "%s gave no score to a group, whose rollouts have no reward: %s\n%s"
+                said = "%s did not score a group, so its rollouts have no reward: %s\n%s"
                 kind = type(error).__name__
                 self._once.warn(kind, said, self.name, text_of(error), trace_of(error))
                 return
@@ -203,7 +206,7 @@ class OldVerifiersEnv:
         return failure
 
     def _say_faults(self, scored: Scoring) -> None:
-        said = "%s: %s %s, which is no score. Those rollouts have %s."
+        said = "%s: %s %s, which is not a score, so its rollouts have %s."
         for fault in (fault for faults in scored.faults.values() for fault in faults):
             without = "no reward" if fault.counts else "no such metric"
             kind = fault.function, fault.why.partition(":")[0]
@@ -219,7 +222,7 @@ class OldVerifiersEnv:
                 f"row {row_id} of {self.name} cannot be written as JSON: {error}"
             ) from None
         if changed:
-            raise ValueError(f"row {row_id} of {self.name}: JSON does not keep {changed[0]!r}")
+            raise ValueError(f"row {row_id} of {self.name}: JSON cannot represent {changed[0]!r}")
         prompt = row.get("prompt")
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         said = ((str(one.get("role")), one.get("content")) for one in messages)

@@ -94,12 +94,14 @@ def policy_seats(env: Any) -> list[str]:
     found = []
     for seat, spec in agent_config_fields(env.config).items():
         if not is_name(seat):
-            raise ValueError(f"{env.config.env_id} has a seat {seat!r}\nhint: {NAME_HINT}")
+            raise ValueError(
+                f"{env.config.env_id} has a seat with the name {seat!r}\nhint: {NAME_HINT}"
+            )
         if (spec.model is None) != (spec.client is None):
             has, lacks = ("client", "model") if spec.model is None else ("model", "client")
             raise ValueError(
-                f"seat {seat} of {env.config.env_id} has a {has} and no {lacks}: the policy does "
-                f"not play it, and nothing else can\nhint: seats={{{seat!r}: {{"
+                f"seat {seat} of {env.config.env_id} has a {has} but no {lacks}, so neither the "
+                f"policy nor another model can play it\nhint: seats={{{seat!r}: {{"
                 '"model": "gpt-5-mini", "client": {"base_url": "https://api.openai.com/v1", '
                 '"api_key_var": "OPENAI_API_KEY"}}}'
             )
@@ -212,23 +214,22 @@ def _check_local(harness_id: str, seat: str, is_said: bool) -> None:
     if harness.NEEDS_CONTAINER:
         raise ValueError(
             f"the harness {harness_id!r} of {seat} needs a container\n"
-            'hint: runtime="docker", or another one of verifiers'
+            'hint: pass runtime="docker", or another runtime of verifiers'
         )
     if harness.EXECUTES_CODE and not is_said:
         raise ValueError(
-            f"the harness {harness_id!r} of {seat} executes commands that the policy writes, and "
-            "would do so on this machine\n"
-            'hint: runtime="docker"; runtime="subprocess" if that is what you want'
+            f"the harness {harness_id!r} of {seat} would run the policy's commands on this "
+            'machine\nhint: pass runtime="docker", or runtime="subprocess" to allow this'
         )
 
 
 def _check_retries(retries: Any, what: str, where: str) -> None:
     if retries.max_retries or any(rule.max_retries for rule in retries.rules):
         raise ValueError(
-            f"{what} has retries: verifiers would play again inside of a rollout, and the row "
-            "would have both attempts\n"
-            f'hint: {where}"retries": {{"max_retries": 0}}…; RolloutConfig(retries=…) plays a '
-            "failed rollout again"
+            f"{what} has retries, so verifiers would play again within a rollout, and the row "
+            "would contain both attempts\n"
+            f'hint: {where}"retries": {{"max_retries": 0}}…; to repeat failed rollouts, use '
+            "RolloutConfig(retries=…)"
         )
 
 
@@ -236,8 +237,8 @@ def _check_known(seats: SeatSettings, names: Any, what: str) -> None:
     for name in seats:
         if name not in names:
             raise ValueError(
-                f"seats has {name!r}, which is no seat of {what}\n"
-                f"hint: its seats are {', '.join(names)}"
+                f"seats has {name!r}, which is not a seat of {what}\n"
+                f"hint: the seats are {', '.join(names)}"
             )
 
 

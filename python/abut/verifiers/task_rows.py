@@ -34,7 +34,8 @@ class TaskRows:
         taskset = self._taskset
         if not taskset.bounded and n is None:
             raise ValueError(
-                f"{self._name} has tasks without end\nhint: {self._name}.dataset(1000)"
+                f"{self._name} has an endless stream of tasks\nhint: {self._name}.dataset(1000) "
+                "takes the first 1000"
             )
         # A shuffle must load all tasks of a finite taskset, because it may pick any of them.
         first = taskset if n is None or (shuffle and taskset.bounded) else taskset.take(n)
@@ -57,9 +58,8 @@ class TaskRows:
         if (back := self._type.data_type().model_validate_json(text)) != data:
             changed = [key for key, value in data if getattr(back, key, None) != value]
             raise ValueError(
-                f"task {row_id(task)} of {self._name}: JSON does not keep {', '.join(changed)}\n"
-                "hint: give the fields of the task's data types that pydantic writes to JSON and "
-                "reads again"
+                f"task {row_id(task)} of {self._name}: JSON cannot represent {', '.join(changed)}\n"
+                "hint: give the task's fields types that pydantic can write to JSON and read back"
             )
         prompt = data.prompt
         said = [("user", prompt)] if isinstance(prompt, str) else messages_of(task)

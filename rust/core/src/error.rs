@@ -46,7 +46,7 @@ pub enum Error {
     /// The tokenizer draws its tokens at random, so no exact answer exists.
     #[error(
         "the tokenizer is not deterministic: {what}\n\
-         hint: set it to null in tokenizer.json; sampling tokenizations is for pre-training"
+         hint: set it to null in tokenizer.json; random tokenization is only for pre-training"
     )]
     NotDeterministic {
         /// The setting that makes it random.
@@ -62,8 +62,8 @@ pub enum Error {
     },
     /// The model has no way to write this text without the control token.
     #[error(
-        "content spells the control token {token:?} (id {id}) and the vocabulary has no other way \
-         to write {text:?}\nhint: encode it with added=\"parse\" if it is meant to be one"
+        "content spells the control token {token:?} (id {id}), and the vocabulary has no other way \
+        to write {text:?}\nhint: if the text is meant to be a control token, pass added=\"parse\""
     )]
     CannotAvoid {
         /// The control token.
@@ -76,7 +76,7 @@ pub enum Error {
     /// `added="raise"` met a control token.
     #[error(
         "the text spells the control token {token:?} at character {position}\n\
-         hint: added=\"text\" keeps it as text; added=\"parse\" makes it the token"
+         hint: added=\"text\" keeps the text; added=\"parse\" writes the control token"
     )]
     ControlToken {
         /// The control token.
@@ -87,7 +87,7 @@ pub enum Error {
     /// An id that the tokenizer does not have.
     #[error(
         "token {position} has id {id}, which is outside the vocabulary ({vocab_size} ids)\n\
-         hint: the ids come from another tokenizer, or from padding of the model's embedding"
+         hint: check whether the ids come from another tokenizer or from the embedding's padding rows"
     )]
     UnknownId {
         /// Index in the given ids, from 0.
@@ -100,7 +100,7 @@ pub enum Error {
     /// The ids of one sample and their logprobs have different lengths.
     #[error(
         "{sample} has {ids} sampled ids but {logprobs} logprobs\n\
-         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+         hint: pass one logprob per sampled id, the stop token included"
     )]
     LogprobCount {
         /// The sample.
@@ -130,7 +130,7 @@ pub enum Error {
     /// Sampled tokens that answer no request.
     #[error(
         "append_sampled needs a request() directly before it: {reason}\n\
-         hint: send request() to the engine, then append what it sampled, then the reply"
+         hint: send request() to the engine, then append the sample, then the reply"
     )]
     NoRequest {
         /// The reason why no request is open.
@@ -153,7 +153,7 @@ pub enum Error {
     /// A trajectory that holds nothing to train.
     #[error(
         "the trajectory of {tokens} tokens has no sampled token, so there is nothing to train\n\
-         hint: append_sampled before columns(); a failed rollout needs a row of its own"
+         hint: call append_sampled before columns()"
     )]
     NothingSampled {
         /// How many tokens it has.
@@ -162,7 +162,7 @@ pub enum Error {
     /// A row whose values contradict each other.
     #[error(
         "columns {row}: completion token {index} {problem}\n\
-         hint: env_mask is 1 and logprobs finite where the policy sampled the token, both 0 elsewhere"
+         hint: for a sampled token env_mask is 1 and the logprob finite; for others both are 0"
     )]
     ColumnValue {
         /// The row, from 0.
@@ -175,7 +175,7 @@ pub enum Error {
     /// Columns whose arrays do not have the same length.
     #[error(
         "columns {row}: {name} has {len} entries but completion_ids has {expected}\n\
-         hint: each array of a row is aligned with its completion_ids"
+         hint: each array of a row must be as long as its completion_ids"
     )]
     ColumnLength {
         /// The row, from 0.
@@ -190,7 +190,7 @@ pub enum Error {
     /// A recorded call without a prompt.
     #[error(
         "call {call} has an empty prompt\n\
-         hint: pass the ids that the engine received, with those of the generation prompt"
+         hint: pass the ids that the engine received, the generation prompt included"
     )]
     EmptyPrompt {
         /// The call, from 0.
@@ -199,7 +199,7 @@ pub enum Error {
     /// A recorded call with an id that no engine receives or samples.
     #[error(
         "call {call}: token {token} has id {id}, which is negative\n\
-         hint: a trainer pads with -1 and -100; pass what the engine received and sampled"
+         hint: remove padding such as -1 or -100; pass the ids that the engine received and sampled"
     )]
     NegativeId {
         /// The call, from 0.
@@ -235,7 +235,7 @@ pub enum Error {
     #[error(
         "call {call} has more than one possible parent: its prompt is the same as call {first} and \
          call {second} up to token {token}\n\
-         hint: stitch each conversation on its own; or use on_drift=\"split\", which {split}"
+         hint: stitch each conversation separately; or use on_drift=\"split\", which {split}"
     )]
     AmbiguousParent {
         /// The call, from 0.
@@ -252,7 +252,7 @@ pub enum Error {
     /// Bytes that are not the reply of a completions endpoint.
     #[error(
         "the {bytes} bytes of the reply are not a completion: {reason}\n\
-         hint: is this the body of /v1/completions or /inference/v1/generate, whole, status 200?"
+         hint: pass the whole body of a 200 answer of /v1/completions or /inference/v1/generate"
     )]
     Reply {
         /// How many bytes.
@@ -273,7 +273,7 @@ pub enum Error {
     /// A value that is not a token id.
     #[error(
         "choice {choice} of the reply: {name}[{index}] is {value}, which is not a token id\n\
-         hint: the server is no vLLM server, or something between it and here rewrites replies"
+         hint: check that the server is vLLM and that nothing between it and abut rewrites replies"
     )]
     ReplyId {
         /// The choice, as the server numbers it.

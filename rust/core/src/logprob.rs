@@ -31,7 +31,7 @@ fn impossible(logprob: f32) -> Option<&'static str> {
         // Rounding may leave a certain token a little above 0.
         Some("above 0")
     } else if logprob <= -9999.0 {
-        Some("what vLLM writes for a logprob that it does not have")
+        Some("vLLM's placeholder for a missing logprob")
     } else {
         None
     }

@@ -118,7 +118,7 @@ fn read_choice(raw: RawChoice<'_>) -> Result<Choice> {
     let token_ids = raw.token_ids.ok_or(Error::ReplyArray {
         choice,
         name: "token_ids",
-        hint: "send \"return_token_ids\": true; vLLM knows it from 0.10.2 on",
+        hint: "send \"return_token_ids\": true, which vLLM supports since 0.10.2",
     })?;
     let token_ids = read_ids(choice, "token_ids", &token_ids)?;
     let logprobs = read_logprobs(choice, raw.logprobs.as_ref(), &token_ids)?;

@@ -202,7 +202,7 @@ fn sampled_tokens_need_a_request_and_a_finite_logprob_each() {
     assert_eq!(
         error.to_string(),
         "turn 0 has 2 sampled ids but 1 logprobs\n\
-         hint: pass one logprob per sampled id; drop neither the stop token nor its logprob"
+         hint: pass one logprob per sampled id, the stop token included"
     );
     let error = trajectory.append_sampled(&[1, 2], &[-0.5, f32::NAN]).unwrap_err();
     assert!(
@@ -213,7 +213,7 @@ fn sampled_tokens_need_a_request_and_a_finite_logprob_each() {
     let error = trajectory.append_sampled(&[1], &[0.5]).unwrap_err();
     assert!(error.to_string().contains("has logprob 0.5, which is above 0"));
     let error = trajectory.append_sampled(&[1], &[-9999.0]).unwrap_err();
-    assert!(error.to_string().contains("what vLLM writes for a logprob that it does not have"));
+    assert!(error.to_string().contains("vLLM's placeholder for a missing logprob"));
     assert!(matches!(
         trajectory.append_sampled(&[u32::MAX], &[-0.5]),
         Err(Error::UnknownId { .. })
@@ -260,10 +260,10 @@ fn an_override_that_names_no_added_token_is_refused() {
     };
     assert_eq!((load(&[], &[]), load(&["<b>"], &[])), (Ok(false), Ok(true)));
     let hint = "\nhint: profile() lists the added tokens and their classes";
-    let unknown = format!("\"<c>\" is no added token of this tokenizer{hint}");
+    let unknown = format!("\"<c>\" is not an added token of this tokenizer{hint}");
     assert_eq!(load(&["<c>"], &[]), Err(unknown));
     assert_eq!(
         load(&["<b>"], &["<b>"]),
-        Err(format!("\"<b>\" stands in both control= and textual={hint}"))
+        Err(format!("\"<b>\" is in both control= and textual={hint}"))
     );
 }

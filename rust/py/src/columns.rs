@@ -112,7 +112,7 @@ fn not_negative<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'p
     match ids.iter().position(|&id| id < 0) {
         None => numbers.into_array(value.py()),
         Some(index) => Err(error::trajectory(format!(
-            "{name}[{index}] is {}: an id is not negative\nhint: leave padding out of a row",
+            "{name}[{index}] is {}: an id must not be negative\nhint: leave padding out of a row",
             ids[index]
         ))),
     }
@@ -128,21 +128,22 @@ fn mask_in<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<u8>>>
     Ok(PyArray1::from_vec(value.py(), bytes.collect()))
 }
 
-/// Pad rows to rectangles: prompts on the left, completions on the right.
+/// Pad rows to one rectangle each: prompts on the left, completions on the right.
 ///
-/// Costs about as much as copying as many bytes. The arrays are views of one block of memory: it is
-/// kept for as long as one of them is.
+/// Takes about as long as copying the bytes. All arrays are views of one block of memory,
+/// which lives as long as one of them.
 ///
 /// Args:
 ///     columns: B rows.
-///     pad_id: the padding of `prompt_ids` and `completion_ids`; the others are padded with 0.
+///     pad_id: the padding of `prompt_ids` and `completion_ids`; other arrays are padded with
+///         0.
 ///
 /// Returns:
 ///     `prompt_ids` int64 and `prompt_mask` uint8, `(B, P)`; `completion_ids` int64,
 ///     `completion_mask` uint8, `logprobs` float32 and `env_mask` uint8, `(B, T)`.
 ///
 /// Raises:
-///     TrajectoryError: an array of a row was changed so that mask and logprob disagree.
+///     TrajectoryError: an array of a row was changed, so that mask and logprob disagree.
 #[pyfunction]
 #[pyo3(signature = (columns, *, pad_id))]
 pub fn collate<'py>(

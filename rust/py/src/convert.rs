@@ -43,7 +43,7 @@ pub fn texts_in<'py>(texts: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyStr
     let one = texts.is_instance_of::<PyString>() || texts.is_instance_of::<PyBytes>();
     if one || texts.cast::<PySequence>().is_err() {
         return Err(PyTypeError::new_err(format!(
-            "texts must be a list of str, got {}\nhint: pass [text] for one, list(texts) for others",
+            "texts must be a list of str, got {}\nhint: pass [text] for one text, or list(texts)",
             type_name(texts)
         )));
     }
@@ -62,7 +62,7 @@ pub fn mode_of<'a>(value: &'a Bound<'_, PyString>, added: &str) -> PyResult<(&'a
     if mode == AddedMode::Parse && value.is_instance(content_class(value.py())?)? {
         return Err(PyTypeError::new_err(
             "abut.Content never becomes control tokens, but added=\"parse\" asks for them\n\
-             hint: pass added=\"text\", or plain str for text of your own",
+             hint: pass added=\"text\", or a plain str if you trust the text",
         ));
     }
     Ok((text_in(value)?, mode))

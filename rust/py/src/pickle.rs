@@ -32,7 +32,7 @@ pub fn written<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Written
 /// Reads a value that `written` wrote.
 pub fn read<T: DeserializeOwned>(written: &[u8]) -> PyResult<T> {
     serde_json::from_slice(written)
-        .map_err(|e| PyValueError::new_err(format!("no pickle of this version of abut: {e}")))
+        .map_err(|e| PyValueError::new_err(format!("not a pickle of this version of abut: {e}")))
 }
 
 /// The error of a class that does not pickle.

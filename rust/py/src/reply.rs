@@ -10,7 +10,7 @@ use crate::error;
 /// One choice in the reply of a vLLM server.
 #[pyclass(name = "Choice", module = "abut._native", frozen)]
 pub struct PyChoice {
-    /// The server's own number of the choice.
+    /// The number that the server gave the choice.
     #[pyo3(get)]
     index: usize,
     /// `(T,)` int64: the sampled ids, the stop token included.
@@ -19,14 +19,14 @@ pub struct PyChoice {
     /// `(T,)` float32, nats, aligned with `token_ids`.
     #[pyo3(get)]
     logprobs: Py<PyArray1<f32>>,
-    /// `stop`, `length`, `abort`, …; None where the server gave none.
+    /// `stop`, `length`, `abort`, …; None if the server did not give one.
     #[pyo3(get)]
     finish_reason: Option<String>,
     stop_reason: Option<StopReason>,
     /// The text as the server decoded it; None from `/inference/v1/generate`.
     #[pyo3(get)]
     text: Option<String>,
-    /// `(P,)` int64: the ids that the engine received; None where the server omits them.
+    /// `(P,)` int64: the ids that the engine received; None if the server omits them.
     #[pyo3(get)]
     prompt_token_ids: Option<Py<PyArray1<i64>>>,
 }
@@ -53,14 +53,15 @@ impl PyChoice {
     }
 }
 
-/// Read the reply of `/v1/completions` or `/inference/v1/generate`, asked for ids and logprobs.
+/// Read a vLLM reply with ids and logprobs: `/v1/completions` or `/inference/v1/generate`.
 ///
 /// Args:
-///     body: all of it.
+///     body: the whole body of the reply.
 ///
 /// Raises:
-///     SamplerError: no such reply, ids or logprobs are missing, an id is no id, or the logprobs
-///         are not one possible number for each id. Names the choice and the index.
+///     SamplerError: the body is not such a reply, ids or logprobs are missing, an id is not
+///         valid, or the logprobs are not one possible number for each id; names the choice
+///         and the index.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn read_completions(py: Python<'_>, body: &Bound<'_, PyBytes>) -> PyResult<Vec<PyChoice>> {

@@ -7,32 +7,32 @@ use pyo3::prelude::*;
 use crate::arrays::ids_out;
 use crate::pickle::{Reduced, Written, read, reduce, written};
 
-/// The verdict on one seam, with the tokens that were written there.
+/// The verdict on one seam: whether it is exact, and the tokens that an append wrote.
 #[pyclass(name = "Seam", module = "abut", frozen, eq)]
 #[derive(PartialEq, Eq)]
 pub struct PySeam(pub Seam);
 
 #[pymethods]
 impl PySeam {
-    /// The way in which it was decided; `merged` if the canonical tokens differ across it.
+    /// How abut decided the verdict; `merged` if the canonical tokens differ across the seam.
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
     }
 
-    /// Appending in the right left context changed no earlier token.
+    /// True if the append did not have to change any earlier token.
     #[getter]
     fn exact(&self) -> bool {
         self.0.exact
     }
 
-    /// The number of tokens on the left that were replaced.
+    /// How many tokens to the left of the seam were replaced.
     #[getter]
     fn drop(&self) -> usize {
         self.0.drop
     }
 
-    /// `(T,)` int64: the left tokens without the last `drop`, then these, are the whole.
+    /// `(T,)` int64: the new tokens, which follow the old ones without the last `drop`.
     #[getter]
     fn ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.ids)
@@ -40,15 +40,15 @@ impl PySeam {
 
     /// `(T,)` int64: the canonical tokens, from the first that differs to the next hard token.
     ///
-    /// Only where the left side was frozen: elsewhere the canonical tokens are written. None where
-    /// nothing differs, and where no canonical tokens exist: the seam lies inside a character, or
-    /// sampled bytes spell text that the vocabulary has as a control token only.
+    /// Set only if the left side was frozen, because otherwise the canonical tokens are written.
+    /// None if nothing differs, and if there are no canonical tokens: the seam is inside a
+    /// character, or sampled bytes spell text that the vocabulary has only as a control token.
     #[getter]
     fn canonical_ids<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
         self.0.canonical_ids.as_deref().map(|ids| ids_out(py, ids))
     }
 
-    /// The tokens and texts that meet in a `merged` seam; None where no canonical ones exist.
+    /// Both sides of a `merged` seam; None if there are no canonical tokens.
     #[getter]
     fn merge(&self) -> Option<PyMerge> {
         self.0.merge.clone().map(PyMerge)
@@ -86,19 +86,19 @@ pub struct PyMerge(Merge);
 
 #[pymethods]
 impl PyMerge {
-    /// `(L,)` int64: the last tokens of the left alone; empty where only the right changes.
+    /// `(L,)` int64: last tokens of the left side alone; empty if only the right changes.
     #[getter]
     fn left_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.left_ids)
     }
 
-    /// `(R,)` int64: tokens of the right side alone; its first, where the left changes too.
+    /// `(R,)` int64: tokens of the right side alone; the first, if the left changes too.
     #[getter]
     fn right_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.right_ids)
     }
 
-    /// `(M,)` int64: the tokens of both together.
+    /// `(M,)` int64: the tokens of both sides encoded together.
     #[getter]
     fn merged_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         ids_out(py, &self.0.merged_ids)

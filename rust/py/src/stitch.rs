@@ -12,27 +12,28 @@ use crate::error;
 use crate::pickle::{Reduced, Written, read, reduce, written};
 use crate::tokenizer::PyTokenizer;
 
-/// The way in which one recorded call follows another.
+/// How one recorded call follows another.
 #[pyclass(name = "Transition", module = "abut.trajectory", frozen)]
 pub struct PyTransition(Transition);
 
 #[pymethods]
 impl PyTransition {
-    /// Index of the call, as recorded.
+    /// The position of the call in the recording.
     #[getter]
     fn call(&self) -> usize {
         self.0.call
     }
 
-    /// The call that it extends, leaves or repeats.
+    /// The position of the call that this one extends, leaves or repeats.
     ///
-    /// None where no recorded sample shares its history, and where several calls could be it.
+    /// None if no recorded sample shares the call's history, or if several calls could be the
+    /// parent.
     #[getter]
     fn parent(&self) -> Option<usize> {
         self.0.parent
     }
 
-    /// Index in `Stitched.chains`; None where it was dropped or quarantined.
+    /// The position in `Stitched.chains`; None if the call was dropped or quarantined.
     #[getter]
     fn chain(&self) -> Option<usize> {
         self.0.chain
@@ -40,37 +41,37 @@ impl PyTransition {
 
     /// The verdict.
     ///
-    /// - clean: it extends its parent exactly and goes on with its chain; or it is the first call
-    ///   with this prompt, which has no parent.
-    /// - realigned: it goes on with its parent's chain, in which the differing tail of the
-    ///   parent's sample is context now.
-    /// - forked: it does not go on with its parent's chain. It begins one of its own, or was
-    ///   dropped (`chain` is None). Where its prompt is that of another call, `parent` is that
-    ///   call's, which may be None.
-    /// - quarantined: it extends more than one call exactly, or a call that is quarantined.
+    /// - clean: the call extends its parent exactly and continues the parent's chain; or it is
+    ///   the first call with this prompt, without a parent.
+    /// - realigned: the call continues its parent's chain, in which the tail of the parent's
+    ///   sample that differs has become context.
+    /// - forked: the call does not continue its parent's chain. It begins a new chain, or was
+    ///   dropped (`chain` is None). If another call has the same prompt, `parent` is the parent
+    ///   of that call, which may be None.
+    /// - quarantined: the call extends more than one call exactly, or a quarantined call.
     #[getter]
     fn kind(&self) -> &'static str {
         self.0.kind.as_str()
     }
 
-    /// The first token that differs from what stood there; None where nothing differs.
+    /// The position of the first token that differs; None if nothing differs.
     ///
-    /// An index from 0 in the prompt, or its length where it ends inside a sample.
+    /// Counted from 0 in the prompt; the prompt's length if it ends inside a sample.
     #[getter]
     fn token(&self) -> Option<usize> {
         self.0.token
     }
 
-    /// A guess at why it differs.
+    /// Why the prompt probably differs.
     ///
-    /// None where nothing differs, and where several calls are left at `token`; then `left` and
-    /// `right` are None, too.
+    /// None if nothing differs, or if several calls differ at `token`; then `left` and `right`
+    /// are None, too.
     #[getter]
     fn cause(&self) -> Option<&'static str> {
         self.0.cause.map(abut_core::Cause::as_str)
     }
 
-    /// The text around `token` in what stood there; None without `tokenizer`.
+    /// The recorded text around `token`; None without `tokenizer`.
     #[getter]
     fn left(&self) -> Option<&str> {
         self.0.texts.as_ref().map(|(left, _)| left.as_str())
@@ -108,7 +109,7 @@ impl PyTransition {
 type Chains = Vec<Py<PyColumns>>;
 type Transitions = Vec<Py<PyTransition>>;
 
-/// Recorded calls, joined: in all chains together, no sampled token is trained twice.
+/// Recorded calls, joined into chains; no sampled token is trained in more than one chain.
 #[pyclass(name = "Stitched", module = "abut", frozen)]
 pub struct PyStitched {
     chains: Chains,
@@ -118,19 +119,19 @@ pub struct PyStitched {
 
 #[pymethods]
 impl PyStitched {
-    /// One row each, in the order in which their first calls were recorded.
+    /// One row for each chain, in the order in which the first calls were recorded.
     #[getter]
     fn chains(&self, py: Python<'_>) -> Vec<Py<PyColumns>> {
         self.chains.iter().map(|chain| chain.clone_ref(py)).collect()
     }
 
-    /// One for each call with a sample, as recorded.
+    /// One transition for each call with a sample, in the order of the recording.
     #[getter]
     fn transitions(&self, py: Python<'_>) -> Vec<Py<PyTransition>> {
         self.transitions.iter().map(|transition| transition.clone_ref(py)).collect()
     }
 
-    /// The numbers of calls in no chain: nothing was sampled, cut off, no certain parent.
+    /// How many calls are in no chain: empty sample, truncated, or no certain parent.
     #[getter]
     fn dropped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -168,16 +169,17 @@ impl PyStitched {
     }
 }
 
-/// Join calls that another program recorded. Linear in the tokens given.
+/// Join calls that another program recorded; the time is linear in the number of tokens.
 ///
 /// Args:
-///     calls: `(prompt_ids, completion_ids, logprobs)` of each, in any order; contiguous int64
-///         arrays are read in place.
-///     on_drift: the handling of a prompt that differs from what stood there. "error": refuse the
-///         recording; "truncate": the chain ends before the call, which is dropped with what
-///         extends it; "split": the call begins a chain; "realign": the differing tail of a sample
-///         becomes context, and elsewhere as "split".
-///     tokenizer: for texts and better guesses at causes; it decides nothing.
+///     calls: `(prompt_ids, completion_ids, logprobs)` of each call, in any order; contiguous
+///         int64 arrays are read without a copy.
+///     on_drift: what to do if a prompt differs from the recorded tokens. "error": raise an
+///         error; "truncate": end the chain before the call, and drop the call and all that
+///         extend it; "split": begin a new chain with the call; "realign": turn the tail of a
+///         sample that differs into context, and otherwise do the same as "split".
+///     tokenizer: adds texts and better causes to the verdicts; it does not change the
+///         chains.
 ///
 /// Returns:
 ///     The chains, one row each, and a verdict on each call.

@@ -20,7 +20,7 @@ use crate::loaded::{kept, known};
 use crate::pickle::{Reduced, reduce};
 use crate::seam::PySeam;
 
-/// A `tokenizer.json`, ready for exact assembly. Truncation and padding in it are ignored.
+/// A tokenizer from a `tokenizer.json`; the file's truncation and padding are ignored.
 #[pyclass(name = "Tokenizer", module = "abut", frozen, weakref)]
 pub struct PyTokenizer {
     pub core: Arc<Tokenizer>,
@@ -51,7 +51,7 @@ impl PyTokenizer {
             let text = std::str::from_utf8(json.as_bytes()).map_err(|_| {
                 located(
                     "not a tokenizer.json: it is not UTF-8 text\n\
-                     hint: a tokenizer.model of SentencePiece is loaded with from_pretrained(folder)"
+                     hint: load SentencePiece's tokenizer.model with from_pretrained(folder)"
                         .to_owned(),
                 )
             })?;
@@ -61,8 +61,8 @@ impl PyTokenizer {
         };
         if let Some(reason) = &tokenizer.get().core.profile().demoted_because {
             let message = format!(
-                "the fast encoder is not used for this tokenizer: {reason}. Its tokens are exact, but \
-                 encoding is slower\nhint: please report the tokenizer, so that the encoder can learn it"
+                "abut cannot use its fast encoder for this tokenizer: {reason}. The tokens are exact, but \
+                encoding is slower\nhint: please report the tokenizer, so that abut can support it"
             );
             let message = CString::new(message.replace('\0', "\u{fffd}"))?;
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;
@@ -77,11 +77,12 @@ impl PyTokenizer {
     ///
     /// Args:
     ///     json: the text.
-    ///     control: added tokens to treat as control tokens, whatever their spelling.
+    ///     control: added tokens to treat as control tokens.
     ///     textual: added tokens to treat as ordinary text.
     ///
     /// Raises:
-    ///     TokenizerError: it is not one, or its tokens are drawn at random.
+    ///     TokenizerError: the text is not a `tokenizer.json`, or the tokenizer draws its tokens
+    ///         at random.
     #[staticmethod]
     #[pyo3(signature = (json, *, control = None, textual = None))]
     fn from_str<'py>(
@@ -126,16 +127,16 @@ impl PyTokenizer {
         Self::of(&json, &overrides_in(control, textual)?, located)
     }
 
-    /// Take over a transformers tokenizer, or load one by name or folder with transformers.
+    /// Convert a transformers tokenizer, or load one by name or folder with transformers.
     ///
     /// Args:
     ///     source: the tokenizer, its name or its folder.
-    ///     control: as `from_str`; so are those that the chat template spells.
-    ///     textual: as `from_str`, whatever the chat template spells.
+    ///     control: as `from_str`; added tokens that the chat template writes are included.
+    ///     textual: as `from_str`; also for tokens that the chat template writes.
     ///
     /// Raises:
-    ///     MissingExtraError: a name or folder, and transformers is not installed.
-    ///     TokenizerError: it has no `tokenizers` backend.
+    ///     MissingExtraError: `source` is a name or folder, and transformers is not installed.
+    ///     TokenizerError: the tokenizer is not a fast one: it has no `tokenizers` backend.
     #[staticmethod]
     #[pyo3(signature = (source, *, control = None, textual = None))]
     fn from_pretrained<'py>(
@@ -162,7 +163,7 @@ impl PyTokenizer {
     ///
     /// Raises:
     ///     ControlTokenError: `added="raise"` and the text spells one.
-    ///     TokenizerError: the text has no tokens, or no UTF-8.
+    ///     TokenizerError: the tokenizer cannot encode the text, or the text is not valid UTF-8.
     #[pyo3(signature = (text, *, added = "parse"))]
     fn encode<'py>(
         &self,
@@ -176,12 +177,12 @@ impl PyTokenizer {
         ids.map(|ids| PyArray1::from_vec(py, ids)).map_err(|e| error::to_py(&e))
     }
 
-    /// Return what `encode` returns for each text of a list, in order; uses all cores.
+    /// Encode several texts on all CPU cores; return the tokens of each, in order.
     ///
-    /// Ctrl-C ends it between two texts.
+    /// Ctrl-C stops it between two texts.
     ///
     /// Args:
-    ///     texts: each the first text of a conversation.
+    ///     texts: each is the first text of a conversation.
     ///     added: as `encode`.
     ///
     /// Raises:
@@ -210,15 +211,15 @@ impl PyTokenizer {
         Ok(ids.into_iter().map(|ids| PyArray1::from_vec(py, ids)).collect())
     }
 
-    /// Return the `(T,)` int64 tokens of the whole; only scaffold becomes control tokens.
+    /// Return the `(T,)` int64 tokens of all parts; only scaffold may become control tokens.
     ///
     /// Args:
     ///     parts: scaffold and content, in order.
-    ///     at_start: whether they begin the conversation.
+    ///     at_start: True if the parts begin the conversation.
     ///
     /// Raises:
-    ///     TokenizerError: content spells a control token that cannot be written otherwise, or the
-    ///         text has no UTF-8.
+    ///     TokenizerError: content spells a control token and cannot be written with other
+    ///         tokens, or the text is not valid UTF-8.
     #[pyo3(signature = (parts, *, at_start = true))]
     fn encode_parts<'py>(
         &self,
@@ -253,7 +254,7 @@ impl PyTokenizer {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Return `decode_bytes` as text; bytes that are no character become U+FFFD.
+    /// Return the text of the ids; bytes that do not form a character become U+FFFD.
     ///
     /// Args:
     ///     ids: `(T,)`.
@@ -269,9 +270,9 @@ impl PyTokenizer {
         text.map_err(|e| error::to_py(&e))
     }
 
-    /// Return each control token that `text` spells, behind the index of its first character.
+    /// Return the control tokens that `text` spells, as `(index of the first character, token)`.
     ///
-    /// They are what `encode(text, added="parse")` would make, and `added="text"` does not.
+    /// `encode(text, added="parse")` would write these tokens; `added="text"` does not.
     fn control_spellings(
         &self,
         py: Python<'_>,
@@ -285,8 +286,8 @@ impl PyTokenizer {
 
     /// Return the verdict on the seam between two texts, of which `a` begins a conversation.
     ///
-    /// Takes as long as `b` and the run of characters at the seam, however long `a` is; where
-    /// `profile()` says `opaque_because`, as long as both.
+    /// The time depends on `b` and on the run of characters at the seam, not on the length of
+    /// `a`, unless `profile()["opaque_because"]` is set.
     ///
     /// Raises:
     ///     ControlTokenError: `added="raise"` and the text spells one.
@@ -323,7 +324,7 @@ impl PyTokenizer {
             .map_err(|e| error::to_py(&e))
     }
 
-    /// Return the id of an added token or an entry of the vocabulary; None if there is none.
+    /// Return the id of an added token or vocabulary entry; None if it does not exist.
     fn token_to_id(&self, token: &Bound<'_, PyString>) -> PyResult<Option<u32>> {
         Ok(self.core.token_to_id(text_in(token)?))
     }
@@ -334,16 +335,16 @@ impl PyTokenizer {
         self.core.vocab_size()
     }
 
-    /// Return the facts that are known without encoding anything.
+    /// Return facts about the tokenizer, without encoding anything.
     ///
-    /// Keys: model, normalizer, pre_tokenizer, vocab_size, encoder ("fast" for the shapes that it
-    /// knows, else "hf", which is `tokenizers` itself), demoted_because (why "fast" is not used
-    /// although it knows the shape: its tokens of a probe text were others), opaque_because (why
-    /// an append encodes the open text again; None where a window is enough), and the lists
+    /// Keys: model, normalizer, pre_tokenizer, vocab_size; encoder ("fast" is abut's own, "hf" is
+    /// the `tokenizers` package); demoted_because (why "hf" is used although "fast" supports this
+    /// kind of tokenizer: the two gave different tokens for a probe text); opaque_because (why an
+    /// append encodes the open text again; None if a window of it is enough); and the lists
     /// hard_tokens, control_tokens, textual_tokens, mintable_tokens (control tokens that the
-    /// model's own vocabulary could spell, and is kept from), swallowed_tokens (added tokens that
-    /// begin with whitespace, which an rstrip token directly before them swallows; `tokenizers`
-    /// writes them besides).
+    /// model's own vocabulary could spell; abut prevents it) and swallowed_tokens (added tokens
+    /// that begin with whitespace, which an rstrip token directly before them removes;
+    /// `tokenizers` writes them anyway).
     fn profile<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let profile = self.core.profile();
         let dict = PyDict::new(py);

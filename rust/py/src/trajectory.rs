@@ -22,13 +22,13 @@ pub struct PyTurn(abut_core::Turn);
 
 #[pymethods]
 impl PyTurn {
-    /// Its first token: the length of the request that it answers.
+    /// The position of its first token, which is the length of the request that it answers.
     #[getter]
     fn start(&self) -> usize {
         self.0.start
     }
 
-    /// Behind its last token; `start` where nothing was sampled.
+    /// The position after its last token; equal to `start` if nothing was sampled.
     #[getter]
     fn end(&self) -> usize {
         self.0.end
@@ -50,9 +50,9 @@ impl PyTurn {
 
 /// Tokens in the order in which the engine saw and sampled them.
 ///
-/// A token has a finite logprob exactly when it was sampled; what `request` froze never changes.
-/// Other threads go on while a call works; one that calls the same trajectory gets a
-/// `TrajectoryError`. `Trajectory(tokenizer)` is empty.
+/// A token has a finite logprob exactly if it was sampled. Tokens that `request` returned
+/// never change. Calls release the GIL, so other threads run meanwhile; a thread that calls a
+/// trajectory which is in use gets a `TrajectoryError`. `Trajectory(tokenizer)` is empty.
 #[pyclass(name = "Trajectory", module = "abut")]
 pub struct PyTrajectory {
     inner: Trajectory,
@@ -73,7 +73,7 @@ fn reading<'py>(trajectory: &Bound<'py, PyTrajectory>) -> PyResult<PyRef<'py, Py
 fn in_use() -> PyErr {
     error::trajectory(
         "the trajectory is in use by another thread\n\
-         hint: one thread at a time: give each rollout its own, or hold a lock around the calls"
+         hint: give each rollout its own trajectory, or hold a lock around the calls"
             .to_owned(),
     )
 }
@@ -87,17 +87,17 @@ impl PyTrajectory {
         Self { vocab_size, requests: Requests::default(), inner: Trajectory::new(core) }
     }
 
-    /// Append context. With `added="parse"` it is scaffold, else content.
+    /// Append context: content, or scaffold if `added="parse"`.
     ///
     /// Args:
-    ///     text: it joins the text before it, back to what was frozen or sampled; the tokens are
-    ///         those of the whole, whatever the pieces in which it arrived.
+    ///     text: joined to the text before it, back to the last token that was frozen or sampled.
+    ///         The tokens do not depend on how the text was split into appends.
     ///     added: "parse": control tokens that are spelled become control tokens; "text": they
     ///         stay text; "raise": they are an error.
-    ///     provenance: the author; "close": abut, in place of the policy.
+    ///     provenance: the author of the text; "close": abut, which ends a turn for the policy.
     ///
     /// Returns:
-    ///     The seam between what stood there and what was appended.
+    ///     The seam between the tokens before it and the appended ones.
     ///
     /// Raises:
     ///     ControlTokenError: `added="raise"` and the text spells one; nothing is written.
@@ -120,14 +120,14 @@ impl PyTrajectory {
             .map_err(|e| error::to_py(&e))
     }
 
-    /// Append context whose scaffold and content are apart.
+    /// Append context as typed parts, of which only scaffold may become control tokens.
     ///
     /// Args:
     ///     parts: scaffold and content, in order; they join as in `append_text`.
     ///     provenance: the author of the content.
     ///
     /// Returns:
-    ///     The seam between what stood there and what was appended.
+    ///     The seam between the tokens before it and the appended ones.
     ///
     /// Raises:
     ///     TokenizerError: as `Tokenizer.encode_parts`; nothing is written.
@@ -149,12 +149,12 @@ impl PyTrajectory {
             .map_err(|e| error::to_py(&e))
     }
 
-    /// Return all ids so far, `(T,)` int64, which the engine gets. Freezes them.
+    /// Return all ids so far, `(T,)` int64, to send to the engine, and freeze them.
     ///
-    /// A read-only view that stays as it is: all requests of a trajectory share one array, and a
-    /// turn writes only the ids that it adds. `torch.tensor(ids)` copies it. `torch.from_numpy` and
-    /// `torch.as_tensor` share it, which torch warns of: what is written there stands in all
-    /// requests of the trajectory, so don't.
+    /// The array is a read-only view that never changes: all requests of a trajectory share one
+    /// buffer, and a turn writes only the ids that it adds. `torch.tensor(ids)` copies it.
+    /// `torch.from_numpy` and `torch.as_tensor` share the buffer (torch warns about this), so do
+    /// not write to their result: it would change all requests of the trajectory.
     fn request<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let mut this = changing(slf)?;
         let this = &mut *this;
@@ -168,10 +168,10 @@ impl PyTrajectory {
     ///     logprobs: `(T,)`, nats, finite, aligned with `ids`.
     ///
     /// Returns:
-    ///     The seam between what stood there and what was sampled.
+    ///     The seam between the request and the sample.
     ///
     /// Raises:
-    ///     TrajectoryError: no request stands directly before it, or the logprobs are not one
+    ///     TrajectoryError: `request` was not called directly before, or the logprobs are not one
     ///         finite number per id; nothing is written.
     ///     TokenizerError: an id outside the vocabulary.
     fn append_sampled(
@@ -189,25 +189,25 @@ impl PyTrajectory {
         seam.map(PySeam).map_err(|e| error::to_py(&e))
     }
 
-    /// Return a new trajectory: this one as it was when it had `at` tokens.
+    /// Return a new trajectory, equal to this one when it had `at` tokens.
     ///
-    /// The two share nothing that changes, and each goes on as if it had been built alone. The fork
-    /// has the turns that start before `at`, and costs a copy of the tokens before it. The first of
-    /// these that `at` is decides what the fork may do next:
+    /// The two are independent from then on. The fork has the turns that start before `at`, and
+    /// costs a copy of the tokens before it. What the fork may do next depends on `at`; the first
+    /// of these cases that fits counts:
     ///
     /// - 0: it is empty.
-    /// - The start of a turn: it is requested, so that another sample of that request may follow at
-    ///   once. A turn may end there too, or have sampled nothing there; that makes no difference,
-    ///   because everything that is possible after a sample is possible after a request.
-    /// - The length: it is as this one is. A request without an answer may be answered in both, and
-    ///   open text stays open: text that is appended may change its last tokens.
-    /// - The end of a turn: it is as `append_sampled` left this one.
+    /// - The start of a turn: the fork is as after `request`, so another sample of that request
+    ///   may follow at once. This also holds if another turn ends there or if nothing was
+    ///   sampled, because after a request everything is possible that is possible after a sample.
+    /// - The length: the fork is as this trajectory is now. An unanswered request may be answered
+    ///   in both, and open text stays open: an append may change its last tokens.
+    /// - The end of a turn: the fork is as after `append_sampled`.
     ///
     /// Args:
-    ///     at: the offset, in tokens.
+    ///     at: the position, in tokens.
     ///
     /// Raises:
-    ///     TrajectoryError: any other offset; the message names the nearest possible ones.
+    ///     TrajectoryError: any other position; the message names the nearest possible ones.
     fn fork(slf: &Bound<'_, Self>, at: i64) -> PyResult<Self> {
         let this = reading(slf)?;
         let inner = &this.inner;
@@ -220,7 +220,7 @@ impl PyTrajectory {
         Ok(Self { inner, requests: Requests::default(), vocab_size: this.vocab_size })
     }
 
-    /// `(T,)` int64: all ids, a copy.
+    /// `(T,)` int64: a copy of all ids.
     #[getter]
     fn ids<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         Ok(ids_out(slf.py(), reading(slf)?.inner.ids()))
@@ -262,10 +262,10 @@ impl PyTrajectory {
         Ok(reading(slf)?.inner.turns().iter().copied().map(PyTurn).collect())
     }
 
-    /// Return the row for a trainer: up to the last sampled token.
+    /// Return the row for a trainer, which ends with the last sampled token.
     ///
     /// Raises:
-    ///     TrajectoryError: nothing was sampled.
+    ///     TrajectoryError: the trajectory has no sampled token.
     fn columns(slf: &Bound<'_, Self>) -> PyResult<PyColumns> {
         let this = reading(slf)?;
         let inner = &this.inner;
@@ -276,8 +276,8 @@ impl PyTrajectory {
     #[expect(clippy::unused_self, reason = "Python gives it")]
     fn __reduce__(&self) -> PyResult<()> {
         Err(refused(
-            "a Trajectory is not pickled: it still grows, and would take its tokenizer along",
-            "send trajectory.columns(), or what it is made of: texts, and the samples with their \
+            "a Trajectory cannot be pickled: it still grows, and would take its tokenizer along",
+            "send trajectory.columns(), or its texts and the samples with their \
              logprobs; within a process, trajectory.fork(len(trajectory)) copies it",
         ))
     }

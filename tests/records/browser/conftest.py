@@ -93,7 +93,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [python, "-m", "abut.cli", "demo", "--steps", STEPS, "--records", str(records)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
     said = done.stdout.splitlines()[-1]
-    assert said.startswith(f"page            {records.with_suffix('.html')}  (open it in a browser")
+    assert said.startswith(
+        f"page            {records.with_suffix('.html')}  (open this file in a browser"
+    )
     return records
 
 

@@ -103,7 +103,7 @@ def filter_by(shown: Shown, words: str) -> None:
 def test_what_is_no_condition_is_named(show: Show, demo_page: Path) -> None:
     shown = show(demo_page)
     shown.page.fill("#filter", "rewrd<1")
-    assert "a record has no “rewrd”" in shown.text("#filter-error")
+    assert "records do not have “rewrd”" in shown.text("#filter-error")
     shown.page.fill("#filter", "step:1")
     assert shown.text("#filter-error") == ""
 

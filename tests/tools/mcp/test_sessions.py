@@ -106,8 +106,9 @@ def test_a_server_with_other_tools_than_shown_is_an_error(play: Any, tmp_path: P
     assert [tool["function"]["name"] for tool in chosen.tools] == ["count"]
     names.write_text("count describe")
     (rollout,) = play(env, ("count", {}), retries=3)
-    assert "other tools than those that the policy is shown: new: describe; gone: fail" in (
-        rollout.error or ""
+    assert (
+        "changed its tools since they were shown to the policy: new: describe; missing: fail"
+        in (rollout.error or "")
     )
     assert rollout.attempts == 1
     (rollout,) = play(chosen, ("count", {}))
@@ -119,7 +120,9 @@ def test_two_tools_of_one_name_need_a_prefix() -> None:
         """Count."""
         return 1
 
-    with pytest.raises(ValueError, match=r"two tools have the name 'count': one of the functions"):
+    with pytest.raises(
+        ValueError, match=r"two tools have the name 'count': one from the functions"
+    ):
         _ = env_of(functions=[count]).tools
     with_prefix = env_of(functions=[count], prefix="small_", tools=["count"])
     assert [t["function"]["name"] for t in with_prefix.tools] == ["count", "small_count"]
@@ -128,7 +131,7 @@ def test_two_tools_of_one_name_need_a_prefix() -> None:
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(EnvError, match="there is no program 'no-such-program'"):
+    with pytest.raises(EnvError, match="the program 'no-such-program' does not exist"):
         _ = env_of(command="no-such-program").tools
     broken = [sys.executable, "-S", "-c", "raise SystemExit('no licence')"]
     with pytest.raises(EnvError, match=r"(?s)cannot be used: .*the end of its log:\nno licence\n"):

@@ -61,7 +61,9 @@ def _behind_key(probe: CallProbe, value: Any, rest: str) -> str:
     written = probe.written([(NAME, {KEY: value})])
     behind = written[written.index(KEY, written.index(NAME)) + len(KEY) :]
     if not behind.endswith(rest):
-        raise TemplateError(f"the template writes {value!r} otherwise than other values")
+        raise TemplateError(
+            f"the template writes the argument {value!r} differently from other values"
+        )
     return behind.removesuffix(rest)
 
 

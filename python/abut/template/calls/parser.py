@@ -86,9 +86,9 @@ def tool_call_parser(
     if best is not None:
         return best[1]
     raise TemplateError(
-        "the template writes no tool call, or in a form that is not known\n"
+        "the template does not write tool calls, or writes them in a form that abut does not know\n"
         "hint: use the template of a model that calls tools, or set the tokenizer's "
-        "response_template, with which transformers parses its answers"
+        "response_template, so that transformers can parse its answers"
     )
 
 

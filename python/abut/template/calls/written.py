@@ -157,13 +157,14 @@ def turn_parts(
         probe = next(call_probes(render, thinking), None)
     if probe is None:
         raise TemplateError(
-            "the template writes no tool calls\nhint: a reply without tool_calls, or another model"
+            "the template does not write tool calls\nhint: use replies without tool_calls, or "
+            "another model"
         )
     spelled = [token for token in control if any(token in json.dumps(c) for c in calls)]
     if spelled:
         raise TemplateError(
-            f"the calls of a reply spell the control token {spelled[0]!r}, which would end or "
-            "begin something there\nhint: leave it out"
+            f"the tool calls of a reply contain the control token {spelled[0]!r}, which would be "
+            "read as part of the format, not as text\nhint: leave the token out of the call"
         )
     given = {"content": said or probe.content} if calls else {"content": said}
     made = [probe.call(k, *call) for k, call in enumerate(calls)]
@@ -175,8 +176,8 @@ def turn_parts(
     start = text.find(said)
     if start < 0:
         raise TemplateError(
-            f"the template writes no such turn: {quote_difference(said, text)}\n"
-            f"hint: a reply {'without text beside its calls' if calls else 'in other words'}"
+            f"the template does not write this reply as it is: {quote_difference(said, text)}\n"
+            f"hint: use a reply {'without text beside its calls' if calls else 'in other words'}"
         )
     behind = text[start + len(said) :]
     # In some templates the next message begins with the stop token.

@@ -228,7 +228,9 @@ fn run<T>(stage: &str, text: &str, work: impl FnOnce() -> tokenizers::Result<T>)
     let reason = match caught(work) {
         Ok(Ok(done)) => return Ok(done),
         Ok(Err(error)) => error.to_string(),
-        Err(panic) => format!("its {stage} panicked: {panic}\nhint: is the tokenizer.json whole?"),
+        Err(panic) => format!(
+            "its {stage} panicked: {panic}\nhint: check that the tokenizer.json is complete"
+        ),
     };
     let mut short: String = text.chars().take(60).collect();
     if short.len() < text.len() {

@@ -22,7 +22,9 @@ pub(crate) fn guarded<T, E: Display>(
     read: impl FnOnce() -> std::result::Result<T, E>,
 ) -> Result<T> {
     let read = caught(read).map_err(|panic| {
-        unreadable(format!("{part}: the tokenizers crate panicked at it: {panic}"))
+        unreadable(format!(
+            "{part}: the tokenizers crate panicked while it read this part: {panic}"
+        ))
     })?;
     read.map_err(|e| unreadable(format!("{part}: {e}")))
 }

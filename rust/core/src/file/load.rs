@@ -175,14 +175,14 @@ fn check_overrides(overrides: &Overrides, added: &[RawAddedToken]) -> Result<()>
     if let Some(token) = names().find(|name| !added.iter().any(|t| t.content == **name)) {
         return Err(Error::Override {
             token: token.clone(),
-            reason: "is no added token of this tokenizer",
+            reason: "is not an added token of this tokenizer",
         });
     }
     match overrides.control.intersection(&overrides.textual).next() {
         None => Ok(()),
         Some(token) => Err(Error::Override {
             token: token.clone(),
-            reason: "stands in both control= and textual=",
+            reason: "is in both control= and textual=",
         }),
     }
 }

@@ -34,8 +34,8 @@ impl Vocab<'_> {
             let count = self.0.len();
             return Some((
                 format!("the token {:?} has id {id}, in a vocabulary of {count}", shown(token)),
-                "number the tokens from 0: whatever is looked up by id has room for all up to the \
-                 highest",
+                "number the tokens from 0: tables that are indexed by id have room for all ids up to \
+                 the highest",
             ));
         }
         let mut first = vec![usize::MAX; self.0.iter().map(|(_, id)| *id as usize + 1).max()?];
@@ -48,7 +48,7 @@ impl Vocab<'_> {
                         shown(other),
                         shown(token)
                     ),
-                    "give each token an id of its own: a sampled id must stand for one text",
+                    "give each token a different id: a sampled id must mean one text",
                 ));
             }
         }
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Check {
                         let (bytes, piece) = (piece.len(), shown(&piece));
                         found = Some((
                             format!("piece {index} of the model has {bytes} bytes: {piece:?}…"),
-                            "no SentencePiece model has such pieces; is the file damaged?",
+                            "SentencePiece models do not have such pieces; check whether the file is damaged",
                         ));
                     }
                     index += 1;

@@ -48,7 +48,7 @@ impl Cause {
             Self::Bos => "write BOS once, by the template or by the tokenizer",
             Self::BpeMerge => "the text of the turn was tokenized again; pass token ids",
             Self::Thinking => "the chat template removed thinking; pass token ids",
-            Self::Separator => "the template ends the turn in its own way; pass token ids",
+            Self::Separator => "the template ends the turn differently; pass token ids",
             Self::ToolCall => "a tool call was parsed and serialized again; pass token ids",
             Self::Rewritten => "the history was rewritten; pass token ids",
             Self::Unknown => "pass tokenizer= to see both texts",
@@ -108,8 +108,11 @@ impl Difference<'_> {
         let right = self.new.prompt_ids.get(token);
         let right = right.map_or("missing".to_owned(), ToString::to_string);
         let sampled = token >= old.prompt_ids.len();
-        let of =
-            if sampled { "was sampled".to_owned() } else { format!("in that of call {other}") };
+        let of = if sampled {
+            "was sampled".to_owned()
+        } else {
+            format!("in the prompt of call {other}")
+        };
         let texts = tokenizer.map_or_else(String::new, |tokenizer| {
             let (left, right) = self.texts(tokenizer);
             format!("\n  call {other}: {left:?}\n  call {call}: {right:?}")

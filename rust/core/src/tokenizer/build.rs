@@ -23,7 +23,7 @@ impl Tokenizer {
         // The guards further in name the part of the file; this one catches all other panics.
         match caught(|| Self::build(json, overrides)) {
             Ok(built) => built,
-            Err(panic) => Err(unreadable(format!("what it says cannot be put together: {panic}"))),
+            Err(panic) => Err(unreadable(format!("its parts do not fit together: {panic}"))),
         }
     }
 
@@ -141,7 +141,7 @@ fn patterns_once_normalized(
         if pattern.get().is_empty() {
             return Err(Error::Load {
                 reason: format!("the added token {:?} is empty once normalized", token.content),
-                hint: "set its \"normalized\" to false: an empty token stands between all characters",
+                hint: "set its \"normalized\" to false: an empty token would match between all characters",
             });
         }
         Ok(pattern.get().to_owned())

@@ -115,7 +115,7 @@ impl Tokenizer {
         caught(|| self.encode_between_added_tokens(joined, edge)).unwrap_or_else(|panic| {
             Err(Error::Encode {
                 text: joined.text.chars().take(60).collect(),
-                reason: format!("{panic}\nhint: is the tokenizer.json whole?"),
+                reason: format!("{panic}\nhint: check that the tokenizer.json is complete"),
             })
         })
     }

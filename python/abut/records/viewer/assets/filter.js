@@ -46,7 +46,7 @@ const bitOf = (k) => 1 << Math.min(k, 30);
 
 function parseWord(word) {
   const match = FILTER_WORD.exec(word);
-  if (!match) throw new Error(`“${word}” is no condition: write NAME, one of : = != < <= > >=, and a value`);
+  if (!match) throw new Error(`“${word}” is not a condition on a record: write NAME, one of : = != < <= > >=, and a value`);
   const [, name, sign, value] = match;
   const { of, isNumber, inChunks } = getter(name, word);
   const isQuoted = value.length > 1 && value.startsWith('"') && value.endsWith('"');
@@ -59,13 +59,13 @@ function parseWord(word) {
 function testOf(word, of, isNumber, wanted, isQuoted) {
   const [, name, sign] = FILTER_WORD.exec(word);
   if (wanted === "none" && !isQuoted) {
-    if (!["=", ":", "!="].includes(sign)) throw new Error(`“${word}” compares with none`);
+    if (!["=", ":", "!="].includes(sign)) throw new Error(`“${word}”: none cannot be compared by size`);
     return (row) => isNone(of(row)) === (sign !== "!=");
   }
   isNumber ??= parseNumber(wanted) !== null;
   if (!isNumber) return textTest(of, sign, wanted, word);
   const number = parseNumber(wanted);
-  if (number === null) throw new Error(`“${word}”: ${name} is a number, and “${wanted}” is none`);
+  if (number === null) throw new Error(`“${word}”: ${name} is a number, but “${wanted}” is not`);
   const compare = COMPARE[sign];
   return (row) => {
     let known = of(row);
@@ -79,7 +79,7 @@ function textTest(of, sign, wanted, word) {
     const folded = casefold(wanted);
     return (row) => casefold(asText(of(row))).includes(folded);
   }
-  if (sign !== "=" && sign !== "!=") throw new Error(`“${word}” orders texts: they take : = and !=`);
+  if (sign !== "=" && sign !== "!=") throw new Error(`“${word}”: text cannot be compared by size; use : = or !=`);
   return (row) => (asText(of(row)) === wanted) === (sign === "=");
 }
 
@@ -99,7 +99,7 @@ function getter(name, word) {
   if (field === "columns" && key) {
     return { of: (row) => own(row.later?.columns), isNumber: null, inChunks: true };
   }
-  throw new Error(`“${word}”: a record has no “${name}”. Names are ${[...NUMBERS, ...TEXTS].join(", ")}, rewards.FUNCTION and columns.COLUMN`);
+  throw new Error(`“${word}”: records do not have “${name}”. Names are ${[...NUMBERS, ...TEXTS].join(", ")}, rewards.FUNCTION and columns.COLUMN`);
 }
 
 function parseNumber(text) {
