@@ -82,7 +82,7 @@ async def rivers(endpoint: abut.Endpoint, question: str) -> float:
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": question},
     ]
-    first = await _ask(endpoint, messages)
+    first = await ask(endpoint, messages)
     result = (
         "1. Lake Toma, in Grisons, is the source of the Rhine.\n2. "
         + 12 * "The Rhine flows north. "
@@ -91,16 +91,17 @@ async def rivers(endpoint: abut.Endpoint, question: str) -> float:
         first,
         {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": result},
     ]
-    answer = await _ask(endpoint, messages)
+    answer = await ask(endpoint, messages)
     draft = f"You are the critic of an answer. The draft: {answer['content']}"
-    verdict = await _ask(endpoint.named("critic"), [{"role": "user", "content": draft}], tools=())
-    await _ask(endpoint, [*messages, {"role": "user", "content": "A short answer, please."}])
+    verdict = await ask(endpoint.named("critic"), [{"role": "user", "content": draft}], tools=())
+    await ask(endpoint, [*messages, {"role": "user", "content": "A short answer, please."}])
     more = [*messages, answer, {"role": "user", "content": f"Improve it: {verdict['content']}"}]
-    await _ask(endpoint, more)
+    await ask(endpoint, more)
     return 1.0
 
 
-async def _ask(endpoint: Any, messages: Sequence[Any], tools: Sequence[Any] = (SEARCH,)) -> Any:
+async def ask(endpoint: Any, messages: Sequence[Any], tools: Sequence[Any] = (SEARCH,)) -> Any:
+    """Return the next message of the policy."""
     body: dict[str, Any] = {"model": endpoint.model, "messages": list(messages)}
     if tools:
         body["tools"] = list(tools)
