@@ -82,7 +82,13 @@ function callElement({ name, arguments: given }) {
     make("p", {}, make("span", { class: "quiet" }, "call "), make("code", { class: "said" }, printable(String(name ?? "without a name")))),
     make("dl", {}, entries.map(([key, value]) => make("div", {},
       make("dt", { class: "said" }, key === null ? "arguments" : printable(key)),
-      make("dd", {}, longText(typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "none", true))))));
+      make("dd", {}, longText(typeof value === "string" ? value : asJson(value), true))))));
+}
+
+/** A value of JSON: on one line where that is short. */
+function asJson(value) {
+  const line = JSON.stringify(value) ?? "none";
+  return line.length <= 80 ? line : JSON.stringify(value, null, 2);
 }
 
 /** The schemas of the tools that the policy was shown. */
@@ -95,7 +101,7 @@ function toolsElement(tools) {
     named.map((one, k) => make("div", { class: "tool" },
       make("div", { class: "speaker" }, make("code", { class: "said" }, names[k])),
       typeof one?.description === "string" ? longText(one.description) : null,
-      longText(JSON.stringify(one?.parameters ?? one?.input_schema ?? one, null, 2), true))));
+      longText(asJson(one?.parameters ?? one?.input_schema ?? one), true))));
 }
 
 /** The texts of a branch whose record holds tokens and no messages. */
