@@ -7,6 +7,8 @@ class App {
     this.state = { row: null, branch: 0, token: null, mode: 1, view: "tokens", other: null, where: "", run: null };
     this.options = { spaces: false, ids: false };
     this.reads = "tokens"; // or "chat": what somebody chose last
+    this.narrow = matchMedia("(max-width: 700px)");
+    this.narrow.addEventListener("change", () => this.setScreen(document.body.dataset.screen));
     this.shownRows = records.rows;
     provenanceNames = records.head.provenance;
     this.list = new RolloutList(byId("list"), (row) => this.openRollout(row));
@@ -79,7 +81,7 @@ class App {
 
   async render(place, { still = false } = {}) {
     const { state } = this;
-    if (!still) document.body.dataset.screen = "main";
+    if (!still) this.setScreen("main");
     for (const tab of document.querySelectorAll("[data-view]")) {
       tab.setAttribute("aria-pressed", String(state.view === tab.dataset.view));
     }
@@ -304,9 +306,17 @@ class App {
 
   /** Bring the list into sight, where the screen is too narrow for both. */
   showList(then) {
-    document.body.dataset.screen = "list";
+    this.setScreen("list");
     this.list.reveal();
     then();
+  }
+
+  /** Choose the screen, "list" or "main", that is shown where there is room for one. */
+  setScreen(screen) {
+    document.body.dataset.screen = screen;
+    // For readers with other senses, what is shown alone is the main part.
+    const isAlone = this.narrow.matches && screen === "list";
+    document.querySelector(".left").setAttribute("role", isAlone ? "main" : "complementary");
   }
 
   openStep(step, mode) {
@@ -321,7 +331,7 @@ class App {
   writeAddress() {
     const { row, branch, token, mode, view, other, where, run } = this.state;
     const parts = [["r", row?.rollout_id], ["b", branch || null], ["t", token], ["m", mode === 1 ? null : mode],
-      ["v", view === (!row || row.tokens ? "tokens" : "chat") ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null], ["run", run]];
+      ["v", view === plainView(row) ? null : view], ["o", view === "compare" ? other?.rollout_id : null], ["w", where || null], ["run", run]];
     const said = parts.filter(([, value]) => !isNone(value)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");
     this.address = `#${said}`;
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
@@ -349,11 +359,11 @@ class App {
     await this.go({
       row, branch: whole("b") ?? 0, token: whole("t"), other: byRolloutId.get(said.get("o")) ?? null,
       mode: mode >= 1 && mode <= this.modes.length ? mode : 1,
-      view: ["chat", "tokens", "compare", "curves"].includes(view) ? view : this.viewOf(row),
+      view: ["chat", "tokens", "compare", "curves"].includes(view) ? view : plainView(row),
     });
-    if (isOneRollout(view)) this.reads = view;
+    if (row?.tokens && isOneRollout(this.state.view)) this.reads = this.state.view;
     // On a narrow screen, which shows one of the two, a page that was opened without an address begins with the list.
-    if (!said.has("r") && !said.has("v")) document.body.dataset.screen = "list";
+    if (!said.has("r") && !said.has("v")) this.setScreen("list");
   }
 
   listen() {
@@ -373,6 +383,9 @@ class App {
     byId("show-keys").addEventListener("click", () => byId("keys").showModal());
   }
 }
+
+/** As what a rollout is shown if its address does not say. */
+const plainView = (row) => (!row || row.tokens ? "tokens" : "chat");
 
 const isOneRollout = (view) => view === "tokens" || view === "chat";
 
