@@ -384,11 +384,6 @@ class App {
   }
 }
 
-/** As what a rollout is shown if its address does not say. */
-const plainView = (row) => (!row || row.tokens ? "tokens" : "chat");
-
-const isOneRollout = (view) => view === "tokens" || view === "chat";
-
 Records.open().then(async (records) => {
   await records.begin?.();
   const app = new App(records);

@@ -1,6 +1,11 @@
 "use strict";
 // One rollout: its head, its branches, and its tokens by turn, with a row for each seam.
 
+const isOneRollout = (view) => view === "tokens" || view === "chat";
+
+/** How a rollout is shown if its address does not say. */
+const plainView = (row) => (!row || row.tokens ? "tokens" : "chat");
+
 /** The parts of a sequence: the prompt, then each turn with what was said to it. */
 function sectionsOf(sequence) {
   const samples = samplesOf(sequence);
