@@ -129,7 +129,7 @@ class Facets {
         passing.push(passes);
       }
     });
-    const choice = choices.length && make("select", { "aria-label": "Which reward", onchange: () => { this.name = choice.value; this.draw(); } },
+    const choice = choices.length > 0 && make("select", { "aria-label": "Which reward", onchange: () => { this.name = choice.value; this.draw(); } },
       ["total", ...choices].map((one) => make("option", { value: one, selected: one === name }, printable(one))));
     const head = make("h2", {}, choice ? "" : "Reward", choice,
       make("span", { class: "quiet" }, known.length ? `mean ${figure(mean(known.filter((_, k) => passing[k])), 3)}` : "none yet"),
