@@ -12,7 +12,7 @@ import argparse
 import ast
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
@@ -96,8 +96,13 @@ def docstrings() -> Iterator[str]:
                     yield text
 
 
-def train() -> Tokenizer:
-    """The trained tokenizer, its added tokens last."""
+def train(texts: Iterable[str] | None = None, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+    """Return the trained tokenizer, its added tokens last.
+
+    Args:
+        texts: what to train on; None is the demo's text.
+        vocab_size: at most so many tokens, the added ones included.
+    """
     tokenizer = Tokenizer(BPE(byte_fallback=False, fuse_unk=False))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -109,13 +114,15 @@ def train() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = ByteLevel(add_prefix_space=False, trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIAL) - len(MARKUP),
+        vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
         # Sorted: the alphabet comes as a set, and its order becomes the ids of the bytes.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = "\n".join(SCAFFOLD_WORDS)
-    tokenizer.train_from_iterator([*docstrings(), *[words] * SCAFFOLD_REPEATS], trainer)
+    if texts is None:
+        words = "\n".join(SCAFFOLD_WORDS)
+        texts = [*docstrings(), *[words] * SCAFFOLD_REPEATS]
+    tokenizer.train_from_iterator(texts, trainer)
     for token in SPECIAL + MARKUP:
         tokenizer.add_tokens([AddedToken(token, special=token in SPECIAL, normalized=False)])
     return tokenizer

@@ -1,0 +1,175 @@
+"""The two tasks: settings that all arms share, and each task's conversation as the usual ways hold it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
+from abut.envs import CopyRowEnv
+from scripts.exactness.boxes import Boxes, boxes_tokenizer, question, taught_model, tools
+from scripts.exactness.calls import Call
+
+Messages = list[dict[str, Any]]
+
+
+class Game(Protocol):
+    """A conversation as the usual ways hold it: messages, which are text."""
+
+    tools: list[Any] | None
+    score: float
+
+    def history(self) -> Messages:
+        """Return what is rendered."""
+        ...
+
+    def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
+        """Take what the policy said; True if the conversation goes on."""
+        ...
+
+
+class CopyGame:
+    """Task 1, the demo's: say the row that each turn shows."""
+
+    tools = None
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self._env, shown = SeededCopy().reset(row["prompt"])
+        self._messages: Messages = [{"role": "user", "content": shown}]
+        self.score = 0.0
+
+    def history(self) -> Messages:
+        """Return all messages."""
+        return self._messages
+
+    def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
+        """Take a turn."""
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        self._messages.append({"role": "assistant", "content": text})
+        _, shown = self._env.step(text)
+        self.score = self._env.reward
+        if self._env.alive and not last:
+            self._messages.append({"role": "user", "content": shown})
+        return self._env.alive
+
+
+class SeededCopy(CopyRowEnv):
+    """The demo's environment. Its rows follow from the prompt alone, so that all arms see the same."""
+
+    def reset(self, seed: str) -> tuple[Self, str]:  # type: ignore[override]
+        """Begin."""
+        return super().reset(seed, episode_seed=0)
+
+
+class BoxesGame:
+    """Task 2. An earlier turn has no thought in the history, as Qwen3's model card advises."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.tools = tools()
+        self._boxes = Boxes()
+        self._boxes.reset(**{k: v for k, v in row.items() if k != "prompt"})
+        self._messages: Messages = question(row["start"])
+        self.score = 0.0
+
+    def history(self) -> Messages:
+        """Return all messages, without the thoughts of all but the last."""
+        *past, last = self._messages
+        return [*({k: v for k, v in m.items() if k != "reasoning_content"} for m in past), last]
+
+    def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
+        """Take a turn, parsed as TRL parses it; its calls are run, as TRL runs them."""
+        from trl.chat_template_utils import parse_response
+
+        message = parse_response(tokenizer, ids, prefix=prompt, tools=self.tools)
+        self._messages.append(message)
+        calls = message.get("tool_calls") or []
+        if last or not calls:
+            self.score = self._boxes._score("" if calls else message["content"])
+            return False
+        for call in calls:
+            function = call["function"]
+            try:
+                if function["name"] != "open":
+                    raise ValueError(f"Tool {function['name']} not found.")
+                said = str(self._boxes.open(**function["arguments"]))
+            except Exception as error:
+                said = str({"error": str(error)})
+            self._messages.append({"role": "tool", "name": function["name"], "content": said})
+        return True
+
+
+@dataclass(frozen=True)
+class Task:
+    """Settings that all arms of a task share."""
+
+    name: str
+    title: str
+    arms: tuple[str, ...]
+    turns: int
+    probe_every: int
+    """Steps from one comparison of gradients to the next."""
+    recipe: DemoRecipe
+    """Steps, batch, learning rate and limits. A `max_turn_tokens` of 0 leaves a turn what is left of
+    the completion."""
+    game: Callable[[dict[str, Any]], Game]
+
+    def tokens_left(self, calls: Sequence[Call], prompt: list[int]) -> int:
+        """Return how many tokens the next turn may have."""
+        before = len(prompt) - len(calls[0].prompt) if calls else 0
+        left = self.recipe.max_completion_tokens - before
+        return min(left, self.recipe.max_turn_tokens or left)
+
+    def tokenizer(self) -> Any:
+        """Return a new tokenizer."""
+        if self.name == "copy":
+            return load_demo_tokenizer()
+        from trl.chat_template_utils import add_response_schema
+
+        return add_response_schema(boxes_tokenizer())
+
+    def model(self, seed: int, folder: Path) -> Any:
+        """Return a new model; task 2's is the same for all seeds, and kept in `folder`."""
+        if self.name == "copy":
+            return build_demo_model(load_demo_tokenizer(), replace(self.recipe, seed=seed))
+        return taught_model(folder)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the dataset; each row is another episode."""
+        episodes = range(self.recipe.rows)
+        if self.name == "copy":
+            return [{"prompt": f"copy {k}"} for k in episodes]
+        return [{"prompt": question(k % 10), "start": k % 10, "episode": k} for k in episodes]
+
+    def with_steps(self, steps: int | None) -> "Task":
+        """Return the task with another number of steps; None leaves it."""
+        return self if steps is None else replace(self, recipe=replace(self.recipe, steps=steps))
+
+
+COPY = Task(
+    name="copy",
+    title="Task 1, the demo's",
+    arms=("abut", "loop", "proxy"),
+    turns=3,
+    probe_every=30,
+    recipe=DemoRecipe(),
+    game=CopyGame,
+)
+BOXES = Task(
+    name="boxes",
+    title="Task 2, thoughts and a tool",
+    arms=("abut", "loop", "proxy", "trl"),
+    turns=3,
+    probe_every=10,
+    recipe=DemoRecipe(
+        steps=30,
+        batch=16,
+        learning_rate=1e-3,
+        entropy_coef=0.0,
+        max_turn_tokens=0,
+        max_completion_tokens=160,
+        rows=1024,
+    ),
+    game=BoxesGame,
+)
+TASKS = {task.name: task for task in (COPY, BOXES)}
+ENVS = {"copy": SeededCopy, "boxes": Boxes}
