@@ -9,7 +9,6 @@ that is right in about two cases of five. What is left to reinforcement is which
 """
 
 import importlib.resources
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -42,6 +41,7 @@ class Boxes:
     """The environment, as TRL's `environment_factory` and abut's `make_rollout_func` take it."""
 
     def reset(self, start: int, episode: int, **row: Any) -> None:
+        """Begin an episode; it ignores the row's other columns."""
         self._holds = holds(episode)
         self._next = start
         self._right: list[bool] = []
@@ -171,7 +171,7 @@ def _conversation(
 
 
 def taught_model(folder: Path) -> Any:
-    """Return the model that every run of the task begins with; taught once, and kept in `folder`."""
+    """Return the model that every run begins with; `folder` keeps it once it is taught."""
     from transformers import Qwen3ForCausalLM
 
     kept = folder / "boxes_model"

@@ -1,14 +1,17 @@
-"""The two tasks: settings that all arms share, and each task's conversation as the usual ways hold it."""
+"""The two tasks: the settings that all arms share, and the conversation as the usual ways hold it.
+
+All settings were chosen on seed 100, which is not among the published ones.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
-from abut.envs import CopyRowEnv
+from abut.demo.model import DemoRecipe, load_demo_tokenizer
 from scripts.exactness.boxes import Boxes, boxes_tokenizer, question, taught_model, tools
 from scripts.exactness.calls import Call
+from scripts.exactness.copying import RECIPE, CopyGame, SeededCopy, taught_copier
 
 Messages = list[dict[str, Any]]
 
@@ -26,39 +29,6 @@ class Game(Protocol):
     def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
         """Take what the policy said; True if the conversation goes on."""
         ...
-
-
-class CopyGame:
-    """Task 1, the demo's: say the row that each turn shows."""
-
-    tools = None
-
-    def __init__(self, row: dict[str, Any]) -> None:
-        self._env, shown = SeededCopy().reset(row["prompt"])
-        self._messages: Messages = [{"role": "user", "content": shown}]
-        self.score = 0.0
-
-    def history(self) -> Messages:
-        """Return all messages."""
-        return self._messages
-
-    def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
-        """Take a turn."""
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        self._messages.append({"role": "assistant", "content": text})
-        _, shown = self._env.step(text)
-        self.score = self._env.reward
-        if self._env.alive and not last:
-            self._messages.append({"role": "user", "content": shown})
-        return self._env.alive
-
-
-class SeededCopy(CopyRowEnv):
-    """The demo's environment. Its rows follow from the prompt alone, so that all arms see the same."""
-
-    def reset(self, seed: str) -> tuple[Self, str]:  # type: ignore[override]
-        """Begin."""
-        return super().reset(seed, episode_seed=0)
 
 
 class BoxesGame:
@@ -109,8 +79,8 @@ class Task:
     probe_every: int
     """Steps from one comparison of gradients to the next."""
     recipe: DemoRecipe
-    """Steps, batch, learning rate and limits. A `max_turn_tokens` of 0 leaves a turn what is left of
-    the completion."""
+    """Steps, batch, learning rate and limits. A `max_turn_tokens` of 0 gives a turn all tokens that
+    are left of the completion."""
     game: Callable[[dict[str, Any]], Game]
 
     def tokens_left(self, calls: Sequence[Call], prompt: list[int]) -> int:
@@ -127,11 +97,9 @@ class Task:
 
         return add_response_schema(boxes_tokenizer())
 
-    def model(self, seed: int, folder: Path) -> Any:
-        """Return a new model; task 2's is the same for all seeds, and kept in `folder`."""
-        if self.name == "copy":
-            return build_demo_model(load_demo_tokenizer(), replace(self.recipe, seed=seed))
-        return taught_model(folder)
+    def model(self, folder: Path) -> Any:
+        """Return a new model, the same for all seeds and arms; `folder` keeps its weights."""
+        return (taught_copier if self.name == "copy" else taught_model)(folder)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the dataset; each row is another episode."""
@@ -150,8 +118,8 @@ COPY = Task(
     title="Task 1, the demo's",
     arms=("abut", "loop", "proxy"),
     turns=3,
-    probe_every=30,
-    recipe=DemoRecipe(),
+    probe_every=8,
+    recipe=RECIPE,
     game=CopyGame,
 )
 BOXES = Task(
@@ -159,11 +127,12 @@ BOXES = Task(
     title="Task 2, thoughts and a tool",
     arms=("abut", "loop", "proxy", "trl"),
     turns=3,
-    probe_every=10,
+    probe_every=8,
     recipe=DemoRecipe(
-        steps=30,
-        batch=16,
-        learning_rate=1e-3,
+        steps=16,
+        batch=32,
+        # On seed 100, abut did as well with 1e-3 and 2e-3. The loop ended at 0 with both.
+        learning_rate=5e-4,
         entropy_coef=0.0,
         max_turn_tokens=0,
         max_completion_tokens=160,

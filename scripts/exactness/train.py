@@ -108,11 +108,11 @@ def train(task: Task, arm: str, seed: int, folder: Path) -> dict[str, Any]:
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from abut.trl import env_reward, make_rollout_func, scored_only
+    from abut.trl import make_rollout_func, scored_only
 
     torch.set_num_threads(1)
     began = time.process_time()
-    tokenizer, model = task.tokenizer(), task.model(seed, folder)
+    tokenizer, model = task.tokenizer(), task.model(folder)
     sampler = RecordingSampler(model, tokenizer.pad_token_id)
     rollout_ids: list[str] = []
 

@@ -1,8 +1,9 @@
 """The usual ways, as a `rollout_func`: render and tokenize the whole conversation for each turn.
 
-`loop` trains what it renders in the end: tokens that were tokenized again, each turn's logprobs laid
-along them by place, cut or filled with 0. `proxy` keeps the ids that the sampler returned, and joins
-them with what it rendered between them: each trained token was sampled, in another context.
+`loop` renders the finished conversation once more and trains those tokens. It lays the logprobs of
+each turn along the turn's new tokens by position, cut or filled with 0. `proxy` keeps the ids that
+the sampler returned and joins them with the tokens that it rendered between them: every trained
+token was sampled, but the sampler saw other tokens before it.
 """
 
 import zlib
