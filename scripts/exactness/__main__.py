@@ -14,7 +14,7 @@ from scripts.exactness.page import PAGE, figures, write_page
 from scripts.exactness.tasks import TASKS
 
 SEEDS = range(5)
-FOLDER = Path("exactness_runs")
+FOLDER = Path("runs/exactness")
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.envs import CopyRowEnv
 
 RIGHT = 0.4
-LESSONS = ((120, 3e-3, 1.0), (60, 2e-3, RIGHT))
+LESSONS = ((50, 3e-3, 1.0), (40, 2e-3, RIGHT))
 """Steps, learning rate, and how often the taught row is the right one."""
-TAUGHT_BATCH = 32
+TAUGHT_BATCH = 16
 RECIPE = DemoRecipe(steps=20, batch=32, rows=1024)
 
 

@@ -10,7 +10,8 @@ from scripts.draw_curves import picture
 
 PAGE = Path("docs/background/exactness_matters.md")
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-LAST = 10
+LAST = 5
+"""Steps at the end that the tables have the mean of."""
 TITLES = {"copy": "Task 1, the demo's", "boxes": "Task 2, thoughts and a tool"}
 NAMES = {"abut": "abut", "loop": "re-rendering loop", "proxy": "re-rendering proxy", "trl": "TRL"}
 Runs = Sequence[Mapping[str, Any]]
