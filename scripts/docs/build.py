@@ -41,7 +41,10 @@ def main() -> int:
         "--config-file",
         "mkdocs.yml",
     ]
-    write_fonts(Path(args.zensical).absolute().parent, WORK / "pages" / "assets" / "fonts")
+    programs = Path(args.zensical).absolute().parent
+    write_fonts(programs, WORK / "pages" / "assets" / "fonts")
+    (mermaid,) = programs.parent.glob("**/site-packages/mermaidx/assets/mermaid.js")
+    shutil.copyfile(mermaid, WORK / "pages" / "assets" / "mermaid.js")
     done = subprocess.run(command, cwd=WORK, text=True, capture_output=True)
     if done.returncode:
         said = done.stdout + done.stderr.partition("Traceback")[0]
