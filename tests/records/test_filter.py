@@ -26,3 +26,12 @@ def test_what_is_no_condition_is_named(words: str, said: str) -> None:
     with pytest.raises(ValueError, match="hint") as raised:
         parse_filter(words)
     assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_cannot_express_is_none(value: float) -> None:
+    """Parquet can hold it; on the page it is none, because JSON has no such number."""
+    record = {**CASES["record"], "reward": value, "rewards": {"f": value}}
+    assert parse_filter("reward=none reward!=0 rewards.f:none")(record)
+    assert not parse_filter("reward<1")(record)
+    assert not parse_filter("reward>1")(record)

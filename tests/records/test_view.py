@@ -23,7 +23,8 @@ from abut.records.image_folder import ImageFolder
 from abut.records.read import from_record
 from abut.records.record import to_record
 from abut.records.show import render
-from abut.records.viewer import pictures
+from abut.records.viewer import packed, pictures
+from abut.records.viewer import page as page_module
 from abut.records.viewer.packed import Pieces
 from abut.records.viewer.page import ASSETS, SCRIPTS, STYLES, WATCHED_SCRIPTS
 from abut.records.viewer.seams import merges, seam_offsets
@@ -441,6 +442,55 @@ def test_the_command_writes_the_page_beside_the_records(
     words = ["--where", "step:2", "--without", "columns,traceback", "--output", str(chosen)]
     assert main(["view", str(recorded), "--no-open", *words]) == 0
     assert "r2" in ids_of(abut.records.Page(chosen.read_text(encoding="utf-8"), 1))
+
+
+def test_a_large_page_is_written_only_if_its_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = abut.records.JsonlRecorder(tmp_path / "r.jsonl")
+    for k in range(100):
+        recorder.write(a_played_rollout(TOKENIZER, *TALK, f"r{k}"), tokenizer=str(DEMO))
+    read, whole = [], abut.records.view(recorder.path)
+    chunks = sum(map(len, re.findall(r'id="chunk-\d+">(.*?)<', whole.html)))
+    monkeypatch.setattr(packed, "_CHUNK_ROLLOUTS", 10)
+    monkeypatch.setattr(packed.Chunk, "add", counted(packed.Chunk.add, read))
+    monkeypatch.setattr(page_module, "LARGE_BYTES", 0.3 * chunks)
+    assert main(["view", str(recorder.path), "--no-open"]) == 1
+    said = capsys.readouterr().err
+    assert re.match(
+        r"abut view: the page would have about \d+ MB, and browsers are slow above 50 MB\n"
+        r"hint: --where 'step>90' shows fewer rollouts; --watch serves the page instead; "
+        r"-o FILE\.html writes it anyway\n$",
+        said,
+    )
+    assert len(read) < 60, "most of it is not packed"
+    assert [*tmp_path.glob("*.html")] == []
+    assert main(["view", str(recorder.path), "--no-open", "-o", str(tmp_path / "x.html")]) == 0
+    assert capsys.readouterr().err.startswith("abut view: the page will have about ")
+    assert (tmp_path / "x.html").exists()
+
+
+def counted(real: Any, calls: list[Any]) -> Any:
+    def call(*args: Any) -> Any:
+        calls.append(args)
+        return real(*args)
+
+    return call
+
+
+def test_the_size_of_a_page_is_estimated_from_its_first_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = abut.records.JsonlRecorder(tmp_path / "r.jsonl")
+    for k in range(100):
+        recorder.write(a_played_rollout(TOKENIZER, *TALK, f"r{k}"), tokenizer=str(DEMO))
+    options: Any = {"where": "", "without": (), "tokenizer": None, "images": None}
+    sizes: list[float] = []
+    monkeypatch.setattr(packed, "_CHUNK_ROLLOUTS", 10)
+    monkeypatch.setattr(page_module, "LARGE_BYTES", 3000)
+    page = page_module.make_page(recorder.path, **options, on_large=sizes.append)
+    chunks = sum(len(data) for data in re.findall(r'id="chunk-\d+">(.*?)<', page.html))
+    assert sizes == [pytest.approx(chunks, rel=0.2)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="$BROWSER is of Unix")

@@ -293,6 +293,7 @@ def test_nothing_is_cut_off_and_axe_finds_nothing(
 
 @pytest.fixture
 def watch(runs: Path) -> Iterator[Watch]:
+    """Serves the runs. Tests name it before `show`, so that pages are closed before it ends."""
     watch = Watch(Catalog([runs]), "runs", look_s=0.02)
     yield watch
     watch.close()
@@ -305,7 +306,7 @@ def watched(show: Show, watch: Watch, address: str = "") -> Shown:
     return shown
 
 
-def test_a_watched_page_shows_what_the_file_shows(show: Show, watch: Watch, page: Path) -> None:
+def test_a_watched_page_shows_what_the_file_shows(watch: Watch, show: Show, page: Path) -> None:
     live, filed = watched(show, watch), show(page)
     rows = "app.records.rows.map(({ chunk, place_in_chunk, tokenizer, ...rest }) => rest)"
     assert live.ask(rows) == filed.ask(rows)
@@ -329,7 +330,7 @@ def watch_root(page: Path) -> Path:
 
 
 def test_what_is_written_appears_and_the_place_is_kept(
-    show: Show, watch: Watch, runs: Path, tokenizer: abut.Tokenizer
+    watch: Watch, show: Show, runs: Path, tokenizer: abut.Tokenizer
 ) -> None:
     run = Run(runs / "first.jsonl", tokenizer, "bbbb")
     for step in range(3, 40):
@@ -359,7 +360,7 @@ def test_what_is_written_appears_and_the_place_is_kept(
 
 
 def test_scores_of_the_rollout_that_is_shown_come_later(
-    show: Show, watch: Watch, runs: Path
+    watch: Watch, show: Show, runs: Path
 ) -> None:
     shown = watched(show, watch, "#r=train-0-0-cccc")
     main = "document.getElementById('main')"
@@ -372,7 +373,7 @@ def test_scores_of_the_rollout_that_is_shown_come_later(
 
 
 def test_a_file_that_is_replaced_keeps_the_place(
-    show: Show, watch: Watch, runs: Path, tokenizer: abut.Tokenizer
+    watch: Watch, show: Show, runs: Path, tokenizer: abut.Tokenizer
 ) -> None:
     shown = watched(show, watch, "#r=train-0-1-cccc&w=step%3A0")
     again = runs.with_name("again.jsonl")
@@ -384,7 +385,7 @@ def test_a_file_that_is_replaced_keeps_the_place(
     shown.wait("document.querySelector('#view-tokens code').textContent === 'train-0-0-aaaa'")
 
 
-def test_a_page_whose_server_has_ended_says_so(show: Show, watch: Watch) -> None:
+def test_a_page_whose_server_has_ended_says_so(watch: Watch, show: Show) -> None:
     shown = watched(show, watch)
     watch.close()
     shown.wait("document.getElementById('watch-said').textContent.startsWith('No longer refresh')")
@@ -392,4 +393,6 @@ def test_a_page_whose_server_has_ended_says_so(show: Show, watch: Watch) -> None
     shown.ask("app.openRollout(app.records.rows[0])")
     shown.wait("document.getElementById('loading').textContent.includes('cannot be read')")
     assert json.dumps(shown.complaints).count("ERR_CONNECTION_REFUSED") >= 1
+    shown.page.goto("about:blank")  # where nothing is asked again
     shown.complaints.clear()
+    shown.requests.clear()

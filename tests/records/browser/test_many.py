@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import abut
@@ -38,7 +39,11 @@ print(passed, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3, page.stat().s
 
 
 def write_runs(folder: Path, tokenizer: abut.Tokenizer) -> None:
-    """Write runs of small rollouts, each line made from one of eight that were really played."""
+    """Write runs of small rollouts, each made from one of eight that were really played.
+
+    Its tokens and logprobs are drawn, so that the page is as large as one of real rollouts.
+    """
+    draw = np.random.default_rng(0)
     folder.mkdir()
     played = [
         to_record(a_played_rollout(tokenizer, f"Guess word {k}", [("one", "no " * k), ("x", None)]))
@@ -64,6 +69,9 @@ def write_runs(folder: Path, tokenizer: abut.Tokenizer) -> None:
                     "stop_reason": "error" if failed else ends[k % 4],
                     "error": f"EnvError: no answer in {k} s" if failed else None,
                 }
+                count = len(played[k % 8]["completion_ids"])
+                said["completion_ids"] = draw.integers(0, 500, count).tolist()
+                said["logprobs"] = (-draw.exponential(0.6, count)).round(4).tolist()
                 file.write(json.dumps(played[k % 8] | said) + "\n")
 
 
@@ -160,15 +168,16 @@ def watch(runs: Path) -> Iterator[Watch]:
     watch.close()
 
 
-def test_a_watched_folder_of_50_000_is_filtered_as_fast(show: Show, watch: Watch) -> None:
+def test_a_watched_folder_of_50_000_is_filtered_as_fast(watch: Watch, show: Show) -> None:
     shown = show(None, online=True)
     shown.page.goto(watch.url)
     shown.wait("window.ready === true", seconds=240)
     assert shown.text("#list-facts") == "50,000 rollouts in 6,250 groups"
     shown.measure()
     assert filter_s(shown) < FILTER_S
-    before = shown.cpu_s
-    shown.page.reload()
-    shown.wait("window.ready === true")
-    say("paint of what is watched", cpu_s=shown.cpu_s - before, s=shown.ask("app.readyAt") / 1000)
-    assert shown.cpu_s - before < FIRST_PAINT_S
+    again = show(None, online=True)  # the server has read everything
+    again.measure()
+    again.page.goto(watch.url)
+    again.wait("window.ready === true")
+    say("paint of what is watched", cpu_s=again.cpu_s, s=again.ask("app.readyAt") / 1000)
+    assert again.cpu_s < FIRST_PAINT_S
