@@ -249,14 +249,14 @@ class App {
     let words;
     try {
       words = parseFilter(where);
-      trouble.textContent = "";
+      if (!still) trouble.textContent = ""; // else of what somebody is typing
     } catch (error) {
       trouble.textContent = error.message;
       if (this.list.groups) return;
       words = []; // of an address: show everything
     }
     this.state.where = where;
-    if (byId("filter").value.trim() !== where.trim()) byId("filter").value = where;
+    if (!still && byId("filter").value.trim() !== where.trim()) byId("filter").value = where;
     const later = words.filter(({ inChunks }) => inChunks);
     if (later.length) {
       if (!still) byId("list-facts").textContent = "Searching…";
@@ -275,7 +275,7 @@ class App {
     else this.list.show(this.shownRows);
     const groups = this.list.groups.length;
     byId("list-facts").textContent = `${counted(this.shownRows.length, "rollout")}${this.list.byGroup && groups < this.shownRows.length ? ` in ${counted(groups, "group")}` : ""}`;
-    this.rollout.find.suggest(words.find(({ name, sign }) => name === "text" && sign === ":")?.wanted ?? "");
+    if (!still) this.rollout.find.suggest(words.find(({ name, sign }) => name === "text" && sign === ":")?.wanted ?? "");
     this.facets.show(rows, words, fails);
     if (keep) return;
     if (this.state.view === "curves") this.curves.show(this.shownRows);

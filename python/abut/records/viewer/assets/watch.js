@@ -5,6 +5,7 @@
 const RETRY_MS = 2000;
 const KEPT_ROLLOUTS = 24;
 const TYPING_MS = 300;
+const REST = 4;
 
 class WatchedRecords extends Records {
   constructor(head) {
@@ -112,7 +113,10 @@ class WatchedRecords extends Records {
       try {
         const { changed, troubles } = await this.next();
         this.say(troubles.map((text) => `Not read: ${text}`).join("\n"));
+        const began = performance.now();
         await app.refresh(changed);
+        // With 50,000 rollouts a refresh takes a third of a second: leave most of the time to the reader.
+        await new Promise((done) => { setTimeout(done, REST * (performance.now() - began)); });
       } catch (error) {
         this.say(`No longer refreshed: ${error.message}. Is “abut view --watch” still running?`);
         await new Promise((done) => { setTimeout(done, RETRY_MS); });
