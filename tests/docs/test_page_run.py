@@ -35,6 +35,10 @@ you> Ann
 Ann: 3 letters
 ```
 
+```python title="add to ask.py"
+QUARTER = 1 / 4
+```
+
 ```sh
 python -c 'print(1 / 4)'
 ```
@@ -58,8 +62,8 @@ def ran(tmp_path: Path) -> Any:
 
 def test_files_are_written_and_commands_are_typed(ran: Any, tmp_path: Path) -> None:
     assert ran(PAGE) == ["python     ask.py", "python -c 'print(1 / 4)'"]
-    assert (tmp_path / "ask.py").read_text().startswith("name = input")
-    assert [block.line for block in page_blocks(tmp_path / "page.md")] == [3, 10, 16, 21, 24]
+    assert (tmp_path / "ask.py").read_text().endswith("letters\")\nQUARTER = 1 / 4\n")
+    assert [block.line for block in page_blocks(tmp_path / "page.md")] == [3, 10, 16, 21, 25, 28]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def test_files_are_written_and_commands_are_typed(ran: Any, tmp_path: Path) -> N
     [
         ("3 letters\n`", "4 letters\n`"),
         ("0.25\n", "0.250\n"),
-        ("1 / 4", "1 / 0"),
+        ("(1 / 4", "(1 / 0"),
         ("ask.py\n`", "a\n`"),
     ],
     ids=["typed", "printed", "fails", "no file"],

@@ -3,6 +3,7 @@
 | on the page | in the run |
 |---|---|
 | a block with a title (```` ```python title="guess.py" ````) | the file of that name |
+| a block with a title like `add to guess.py` | the end of that file |
 | ```` ```sh ```` | typed into a shell, one command after the other; each must succeed |
 | ```` ```text ```` behind commands | what they print, stdout and stderr together |
 
@@ -30,6 +31,10 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LIMIT_S = 540.0
+# Environments of tests import abut without having its command.
+_PROGRAMS = """abut() { python -m abut.cli "$@"; }
+pytest() { python -m pytest "$@"; }
+"""
 
 
 class Block(NamedTuple):
@@ -129,7 +134,9 @@ def _steps(blocks: list[Block], folder: Path) -> Iterator[tuple[str, str | None]
     """Write the files of a page as they come, and yield its commands with the output shown."""
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
         if block.title is not None:
-            (folder / block.title).write_text(block.text, encoding="utf-8")
+            name = block.title.removeprefix("add to ")
+            before = (folder / name).read_text(encoding="utf-8") if name != block.title else ""
+            (folder / name).write_text(before + block.text, encoding="utf-8")
         elif block.language == "sh":
             lines = block.text.replace("\\\n", "").splitlines()
             kept = [line for line in lines if line.strip() and not _installs(line)]
@@ -160,7 +167,7 @@ def run_commands(commands: str, answers: list[str], folder: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "TERM": "dumb",
     }
-    started = ["bash", "-e", "-c", commands]
+    started = ["bash", "-e", "-c", _PROGRAMS + commands]
     if not answers:
         done = subprocess.run(
             started,

@@ -100,11 +100,11 @@ def load_demo_tokenizer() -> "PreTrainedTokenizerBase":
 
 
 def build_demo_model(
-    tokenizer: "PreTrainedTokenizerBase", recipe: DemoRecipe
+    tokenizer: "PreTrainedTokenizerBase", recipe: DemoRecipe | None = None
 ) -> "Qwen3ForCausalLM":
     """Return a new model for `tokenizer`'s vocabulary: float32, on the CPU, seeded by the recipe.
 
-    The caller's random state does not change.
+    The caller's random state does not change. Without a recipe, the model is the demo's.
 
     Raises:
         MissingExtraError: transformers is not installed.
@@ -112,6 +112,7 @@ def build_demo_model(
     transformers = _transformers()
     import torch
 
+    recipe = recipe or DemoRecipe()
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,

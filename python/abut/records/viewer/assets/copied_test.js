@@ -37,7 +37,9 @@ function copiedTest(rollout) {
   return [
     `"""A rollout as abut view copied it: it ended by ${ended.replace(/[\\"]/g, "")}."""`,
     "",
-    ...(withTokens ? ["from pathlib import Path", ""] : []),
+    "import inspect",
+    ...(withTokens ? ["from pathlib import Path"] : []),
+    "",
     "import abut",
     "",
     `ROLLOUT = ${pythonText(row.rollout_id)}`,
@@ -98,6 +100,7 @@ function turnData(rollout) {
   }
   return [
     `SEED = ${pythonValue(rollout.row.seed ?? "")}`,
+    `COLUMNS = ${pythonValue({ ...rollout.columns, episode_seed: rollout.row.episode_seed })}`,
     "# Of each turn: what the policy said, the reward behind it (None: not known), and the reply.",
     "TURNS = [",
     ...played.map(({ action, reward, reply }) =>
@@ -154,8 +157,9 @@ const turnTest = (name) => `
 
 def test_the_turns_of_${name}():
     env = ENVIRONMENT()
-    made = env.reset(SEED)
-    env = made[0]
+    # As abut calls it: with those columns of the row that \`reset\` names.
+    names = [*inspect.signature(env.reset).parameters][1:]
+    env, _ = env.reset(SEED, **{name: COLUMNS[name] for name in names if name in COLUMNS})
     for action, reward, recorded in TURNS:
         env, reply = env.step(action)
         said = [{"role": "user", "content": reply}] if isinstance(reply, str) else reply
