@@ -62,7 +62,7 @@ def ran(tmp_path: Path) -> Any:
 
 def test_files_are_written_and_commands_are_typed(ran: Any, tmp_path: Path) -> None:
     assert ran(PAGE) == ["python     ask.py", "python -c 'print(1 / 4)'"]
-    assert (tmp_path / "ask.py").read_text().endswith("letters\")\nQUARTER = 1 / 4\n")
+    assert (tmp_path / "ask.py").read_text().endswith('letters")\nQUARTER = 1 / 4\n')
     assert [block.line for block in page_blocks(tmp_path / "page.md")] == [3, 10, 16, 21, 25, 28]
 
 

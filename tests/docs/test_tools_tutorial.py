@@ -1,4 +1,4 @@
-"""The tutorial on tools: played by hand, tested, with a real MCP server; and its training, for a step."""
+"""The tutorial on tools: played by hand, tested with a real MCP server, and one training step."""
 
 from pathlib import Path
 from typing import Any
