@@ -32,8 +32,7 @@ def listed(shown: str, printed: str) -> None:
     """The rollouts with a low reward: those on the page are of another run."""
     title, *rows = printed.splitlines()
     assert title.split() == shown.splitlines()[0].split()
-    assert all(float(row.split()[3]) < 0.3 for row in rows)
-    assert len(rows) >= 1
+    assert all(float(row.split()[3]) < 0.2 for row in rows)
 
 
 @pytest.mark.docs
