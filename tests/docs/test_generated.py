@@ -177,6 +177,15 @@ def test_the_list_has_the_messages_of_python_and_rust() -> None:
     assert "module {name} has no attribute {name}" in page
 
 
+def test_no_message_sounds_translated() -> None:
+    found = {
+        f"{message.path}:{message.line}: {phrase!r} -> {instead}"
+        for message in all_messages()
+        for phrase, instead in offences(message.text)
+    }
+    assert found == set()
+
+
 @pytest.mark.parametrize(
     ("text", "phrase"),
     [

@@ -37,7 +37,7 @@ def _add_view(commands: Commands) -> None:
         help="the folder of record_images: show a thumbnail of each image",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.html", help="default: beside the records"
+        "-o", "--output", type=Path, metavar="FILE.html", help="default: next to the records"
     )
     parser.add_argument("--no-open", action="store_true", help="do not open it in a browser")
     parser.add_argument(
@@ -73,7 +73,7 @@ def _add_export(commands: Commands) -> None:
         nargs="?",
         const="ids",
         choices=("ids", "messages"),
-        help="what SFTTrainer takes: ids and a mask of what was sampled (default), or messages",
+        help="columns for SFTTrainer: ids with a mask of the sampled tokens (default), or messages",
     )
     kind.add_argument("--prompts", action="store_true", help="a dataset of prompts, each once")
     kind.add_argument("--records", action="store_true", help="the records themselves")
