@@ -444,6 +444,17 @@ def test_the_command_writes_the_page_beside_the_records(
     assert "r2" in ids_of(abut.records.Page(chosen.read_text(encoding="utf-8"), 1))
 
 
+def test_the_folder_that_one_is_in_has_a_name(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(recorded.parent)
+    assert main(["view", ".", "--no-open"]) == 0
+    page = recorded.parent.with_name(f"{recorded.parent.name}.html")
+    assert capsys.readouterr().out == f"{page}\n"
+    assert f"<title>{recorded.parent.name} · abut view</title>" in page.read_text("utf-8")
+    page.unlink()
+
+
 def test_a_large_page_is_written_only_if_its_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

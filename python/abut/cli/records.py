@@ -196,7 +196,8 @@ def _watch(args: argparse.Namespace) -> int:
             if not args.no_open and not _opened(watch.url):
                 port = urlsplit(watch.url).port
                 say(f"no browser here: from another machine, ssh -L {port}:127.0.0.1:{port} HOST")
-            stops.wait()
+            while not stops.wait(1.0):  # Windows interrupts no wait without an end
+                pass
         finally:
             watch.close()
     return 0
@@ -204,6 +205,8 @@ def _watch(args: argparse.Namespace) -> int:
 
 def page_path(records: Path) -> Path:
     """Return the path of the page of records: beside them."""
+    if records.name in ("", ".."):
+        records = records.resolve()
     return records.with_name(f"{records.name.removesuffix('.jsonl')}.html")
 
 

@@ -161,7 +161,7 @@ def check_left_out(without: Iterable[str]) -> None:
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
     """Return the records, and a name for them."""
     if isinstance(records, str | os.PathLike):
-        return RecordReader(records), Path(records).name
+        return RecordReader(records), name_of([records])
     several: Iterator[Any] = iter(records)
     first = next(several, None)
     if first is None:
@@ -175,7 +175,8 @@ def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
 
 def name_of(paths: Sequence[Path_]) -> str:
     """Return the title of a page of these records."""
-    return ", ".join(Path(path).name for path in paths)
+    several = map(Path, paths)
+    return ", ".join((p.resolve() if p.name in ("", "..") else p).name for p in several)
 
 
 def source_names(sources: Sequence[Source]) -> list[str]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -127,6 +128,11 @@ class _Server(ThreadingHTTPServer):
         self.token = token
         self.page = page
         self.policy = policy_of(watched=True) + "; frame-ancestors 'none'"
+
+    def server_bind(self) -> None:
+        """Bind without a look for the host's name, which can take seconds where DNS is slow."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a browser closes the connections of pages that are left."""
