@@ -26,7 +26,7 @@ class Address:
         """Take apart `http://user:password@host:port/path`.
 
         Raises:
-            ValueError: it is no address; the text does not repeat `user:password@`.
+            ValueError: the text is not an address; the error does not repeat `user:password@`.
         """
         try:
             parts = urlsplit(text)
@@ -115,7 +115,7 @@ def checked_headers(name: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_one_authorization(name: str, address: Address, headers: Mapping[str, str]) -> None:
-    """Refuse two answers to the question who asks.
+    """Refuse two ways to authenticate at once.
 
     Raises:
         ValueError: `user:password@` in the address and an Authorization header.

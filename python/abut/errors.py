@@ -2,7 +2,7 @@
 
     AbutError
     ├── TokenizerError (ValueError)       a tokenizer or its input cannot be used exactly
-    ├── ControlTokenError (ValueError)    a text spells a control token, which you forbade
+    ├── ControlTokenError (ValueError)    a string spells a control token, which you forbade
     ├── TrajectoryError (ValueError)      a call would break a trajectory
     ├── SeamError (ValueError)            recorded calls do not join
     ├── TemplateError (ValueError)        a chat template cannot be appended to exactly

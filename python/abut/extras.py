@@ -1,7 +1,7 @@
 """Packages that extras bring: the versions that abut takes, and which of them exclude each other.
 
 Invariant: before abut imports a package, an error names it if it is missing, too old, or installed
-beside versions that it does not accept. The import itself would fail somewhere inside the package,
+next to versions that it does not accept. The import itself would fail somewhere inside the package,
 with the name of an unrelated module.
 """
 

@@ -1,7 +1,7 @@
-"""Gym-style objects as environments: `reset(seed=…)` gives two values, `step(action)` five.
+"""Gym-style objects as environments: `reset(seed=…)` returns two values, `step(action)` five.
 
-Invariant: an action that cannot be taken never reaches the object; it is the policy's fault. Needs
-no gymnasium: whatever has the two methods will do.
+Invariant: an invalid action is the policy's fault and never reaches the object. The package
+gymnasium is not needed, only an object with the two methods.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +17,20 @@ class GymEnv:
     """A factory of environments for `make_rollout_func`, from a factory of Gym-style ones.
 
     Args:
-        make: makes one object; each episode gets a fresh one.
-        observe: the text, or the messages, that the policy gets for an observation.
-        act: the action in a text of the policy; `InvalidAction`, or another `ValueError` such as
-            that of `int`, where there is none. Its text is what the policy is told.
-        reset: what `reset` gets besides the seed of the group, such as `{"options": …}`; or a
-            function that makes it of the row's columns. A `seed` in it takes the place of the
-            group's: `lambda columns: {"seed": columns["seed"]}` is that of the row, as it has it.
-        on_invalid: an action that cannot be taken: "tell" the policy what is wrong and go on, or
-            "end" the episode.
-        invalid_reward: the reward after such an action.
+        make: returns a new object for each episode.
+        observe: returns the text or messages that the policy gets for an observation.
+        act: returns the action in the policy's text, or raises `InvalidAction` or another
+            `ValueError`, such as that of `int`. The policy is shown the text of the error.
+        reset: more arguments for `reset`, such as `{"options": …}`; or a function that returns them
+            for the row's columns. A `seed` here replaces the group's seed: to use a column of the
+            row, write `lambda columns: {"seed": columns["seed"]}`.
+        on_invalid: after an invalid action, "tell" the policy what is wrong and continue, or "end"
+            the episode.
+        invalid_reward: the reward of an invalid action.
 
     Raises:
-        TypeError: `make` cannot be called.
-        ValueError: `on_invalid` is neither.
+        TypeError: `make` is not callable.
+        ValueError: `on_invalid` has another value.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class GymEnv:
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """None: an action is a text."""
+        """None, because an action is plain text."""
         return ()
 
     def bind(self, processor: PartsProcessor) -> BoundSource:
-        """Return what makes environments that know their task's whole row."""
+        """Bind the factory, so that its environments know their task's row."""
         return BoundSource(lambda task: GymEpisode(self, task.columns), repr(self))
 
     def __call__(self) -> "GymEpisode":
-        """Make an environment for one episode."""
+        """Create an environment for one episode."""
         return GymEpisode(self, {})
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class GymEpisode:
         self._env = settings.make()
 
     def reset(self, seed: str, *, episode_seed: int = 0, **columns: Any) -> tuple[Self, Reply]:
-        """Begin with `episode_seed`."""
+        """Begin the episode with `episode_seed`."""
         more = self._settings.reset
         kwargs = more({**columns, **self._row}) if callable(more) else more or {}
         returned = self._env.reset(**{"seed": episode_seed, **kwargs})
@@ -107,7 +107,7 @@ class GymEpisode:
         return self, self._settings.observe(observation)
 
     def close(self) -> None:
-        """Close the object, where it can be closed."""
+        """Close the object, if it has a method `close`."""
         close = getattr(self._env, "close", None)
         if close is not None:
             close()

@@ -1,9 +1,9 @@
-"""Images in conversations: read once where they enter, and kept as the bytes that came.
+"""Images in conversations: read once when they enter, and kept in their original encoding.
 
-Invariant: pictures with equal pixels are one object in a process, so a picture that many rollouts
-share is held once, and is known by the hash of its pixels, however it was encoded. Pixels are
-decoded when they are needed, and only the latest ones stay: 64 rollouts with 40 screenshots of
-1280 x 1024 each would hold 9.4 GiB of pixels, and hold 0.1 to 0.5 GiB of PNG.
+Invariant: images with equal pixels are one object in a process, so an image that many rollouts
+share is held once, and the hash of its pixels identifies it in any encoding. Pixels are decoded
+when they are needed, and only the latest ones are kept: 64 rollouts with 40 screenshots of
+1280 x 1024 each have 9.4 GiB of pixels, but only 0.1 to 0.5 GiB of PNG.
 """
 
 import base64
@@ -28,7 +28,7 @@ from abut.parts import Scaffold
 T = TypeVar("T")
 
 MOST_PIXELS = 40_000_000
-"""More are refused: 40 megapixels are 120 MB of RGB."""
+"""Images with more pixels are refused: 40 megapixels are 120 MB of RGB."""
 
 # Pillow also has readers that start other programs (EPS), and readers of documents.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -86,17 +86,17 @@ _IMAGES_LOCK = threading.Lock()
 
 
 class Image:
-    """A picture, which never changes.
+    """An immutable image.
 
-    `Image.of(…)` makes one of everything that an image block may hold. Its pixels are RGB: rotated
-    as EXIF says, and transparent ones on white. Equal pictures are one object, and a copy is the
-    image itself.
+    `Image.of(…)` converts every value that an image block may hold. The pixels are RGB, rotated
+    according to EXIF, with transparent pixels on white. Equal images are one object, and copying
+    returns the image itself.
 
     Attributes:
-        data: the bytes as they came; a lossless PNG of what came without bytes.
+        data: the original bytes, or a lossless PNG if there were none.
         width: in pixels.
         height: in pixels.
-        hash: of the size and the RGB pixels, in hex: two files of one picture have the same.
+        hash: of the size and the RGB pixels, in hex; equal for two files of the same image.
     """
 
     __slots__ = ("__weakref__", "data", "hash", "height", "width")
@@ -107,10 +107,11 @@ class Image:
     hash: str
 
     def __new__(cls, data: bytes) -> "Image":
-        """Read an encoded picture.
+        """Read an encoded image.
 
         Raises:
-            ImageError: it is broken, animated, too large, or of a format that abut does not read.
+            ImageError: the image is broken, animated, too large, or in a format that abut cannot
+                read.
             MissingExtraError: Pillow is not installed.
         """
         return _of_pixels(_decoded(data), lambda: data)
@@ -124,7 +125,7 @@ class Image:
                 `data:` URL.
 
         Raises:
-            ImageError: it is none of these, or not a picture that can be read.
+            ImageError: the value has another type, or the image cannot be read.
             MissingExtraError: Pillow is not installed.
         """
         if isinstance(value, Image):
@@ -152,13 +153,14 @@ class Image:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """`(H, W, 3)` uint8, RGB, read-only: decoded now, or lately."""
+        """`(H, W, 3)` uint8, RGB, read-only; decoded now or taken from a cache."""
         return _PIXELS.get(self.hash, lambda: _decoded(self.data), lambda array: array.nbytes)
 
     def to_png(self) -> bytes:
-        """Return a PNG of exactly the pixels: whoever reads it need not rotate or blend anything.
+        """Return a PNG of exactly these pixels, already rotated and without transparency.
 
-        Decoders of lossy formats differ by a little from version to version.
+        Use it where pixels must be equal, because decoders of lossy formats differ between
+        versions.
         """
         with _pillow().open(io.BytesIO(self.data), formats=_FORMATS) as picture:
             plain = picture.format == "PNG" and picture.mode == "RGB"
@@ -183,7 +185,7 @@ class Image:
         return self  # TRL deep-copies prompts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, without decoding it again."""
+        """Pickle the image without decoding it again."""
         return _the_one, (self.data, self.width, self.height, self.hash)
 
     def __repr__(self) -> str:
@@ -197,7 +199,7 @@ class Placeholder(NamedTuple):
     before: tuple[int, ...]
     """The ids that its expansion has before the first media token."""
     behind: tuple[int, ...]
-    """The ids that its expansion has behind the last media token."""
+    """The ids of its expansion after the last media token."""
 
 
 class Expansion(Scaffold):
@@ -209,7 +211,7 @@ class Expansion(Scaffold):
     features: int
     """How many of its tokens stand for features of the image."""
     placeholder: Placeholder | None
-    """The token in whose place it stands, where that is known."""
+    """The placeholder token that it replaces, if known."""
 
     def __new__(
         cls, text: str, image: Image, features: int, placeholder: Placeholder | None = None
@@ -237,9 +239,9 @@ class ImageSpan:
     end: int
     """Behind its last media token."""
     features: int
-    """How many media tokens it has between the two, where others may stand as well."""
+    """How many media tokens it has between the two, where other tokens may be as well."""
     placeholder: Placeholder | None = field(default=None, compare=False, repr=False)
-    """The token in whose place the expansion stands, where that is known; no record has it."""
+    """The placeholder token that the expansion replaces, if known; not recorded."""
 
 
 def _of_pixels(pixels: NDArray[np.uint8], data: Callable[[], bytes]) -> Image:

@@ -105,11 +105,11 @@ def with_images(content: Any) -> Any:
 
 
 def image_content(value: Any) -> list[dict[str, Any]] | None:
-    """Return the content of a tool's result that shows an image; None if the result shows none.
+    """Return the content of a tool's result with an image; None if the result has no image.
 
     Args:
-        value: shows one if it is an `Image`, a PIL image, a uint8 array `(H, W, 3)`, or a list of
-            text and image blocks with an image among them.
+        value: an `Image`, a PIL image, a uint8 array `(H, W, 3)`, a list of text and image blocks
+            with an image among them, or anything else.
 
     Raises:
         ImageError: as `Image.of`.
@@ -135,7 +135,7 @@ def image_content(value: Any) -> list[dict[str, Any]] | None:
 
 
 def is_block(block: Any) -> bool:
-    """Return whether a value is a block that holds a text, or one that holds an image."""
+    """Return whether a value is a block that holds a string, or one that holds an image."""
     if not isinstance(block, dict):
         return False
     kind = block.get("type")
@@ -219,7 +219,7 @@ def without_filler(message: Mapping[str, Any]) -> Message:
     """Return the message without the keys that Arrow filled with null, also in calls and blocks.
 
     All rows of an Arrow column have the keys of each of them, so a call has the arguments of all
-    other calls. A content of None stays: it is what stands beside calls without text.
+    other calls. A content of None stays: it is what is next to calls without text.
     """
     said = {k: v for k, v in message.items() if v is not None or k == "content"}
     if said.get("tool_calls"):

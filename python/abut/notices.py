@@ -1,4 +1,4 @@
-"""Warnings that are logged once, however often their cause comes back."""
+"""Warnings that are logged once, even if their cause repeats."""
 
 import logging
 from collections.abc import Hashable

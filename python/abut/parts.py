@@ -1,7 +1,7 @@
 """Typed pieces of text: only scaffold may become a control token.
 
 A part *is* its text (a `str`); its class says who wrote it. Joining parts with `+` or `"".join`
-gives plain `str`, which has forgotten that, so keep them in a list.
+returns a plain `str`, without that information, so keep parts in a list.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class Scaffold(str):
 
 
 class Content(str):
-    """Text that somebody said: a user, a tool, an environment, an earlier assistant.
+    """Text of a user, a tool, an environment or an earlier assistant message.
 
-    Whatever it spells, it never becomes a control token.
+    It never becomes a control token, even if it spells one.
     """
 
     __slots__ = ()
@@ -30,11 +30,11 @@ class Content(str):
 
 
 class Sampled(str):
-    """A text of the policy that spells control tokens which it did not sample.
+    """Text of the policy that spells control tokens with other tokens.
 
-    To whoever reads it, it is its text. `veiled` is the same text to parsers, in which a control
-    token stands only where it was sampled: of the others, the first character is another one, which
-    stands nowhere in the text. Places are the same in both.
+    The value is the text itself. `veiled` is the text for parsers, which has a control token only
+    where it was sampled: in the others, the first character is replaced by one that is not in the
+    text. Positions are the same in both.
     """
 
     __slots__ = ("_characters", "veiled")

@@ -29,9 +29,9 @@ def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
     A lone tokenizer.json has no chat template, no BOS and no EOS.
 
     Raises:
-        TokenizerError: what is there is no tokenizer that abut can use.
+        TokenizerError: abut cannot use this tokenizer.
         MissingExtraError: transformers is not installed.
-        OSError: nothing can be read there.
+        OSError: the files cannot be read.
     """
     if not is_tokenizer_file(source):
         return load_transformers_tokenizer(source)
@@ -47,7 +47,7 @@ def load_hf_tokenizer(source: str | os.PathLike[str]) -> Any:
 
 
 def load_hf_processor(source: str | os.PathLike[str]) -> Any:
-    """Load a transformers processor from a name or a folder: of a text model, its tokenizer.
+    """Load a transformers processor by name or folder; for a text model, its tokenizer.
 
     Raises:
         MissingExtraError: transformers is not installed.
@@ -72,10 +72,10 @@ def is_tokenizer_file(source: str | os.PathLike[str]) -> bool:
 def _refusing_broken_files(
     load: Callable[[str | os.PathLike[str]], Any],
 ) -> Callable[[str | os.PathLike[str]], Any]:
-    """Keep from transformers what the `tokenizers` package aborts at, panics at or misreads.
+    """Refuse files at which the `tokenizers` package aborts or panics, or which it misreads.
 
-    It panics with an exception that is no `Exception`. abut reads a folder's file first: that costs
-    a third of the time that transformers takes, and names what is wrong.
+    Its panics are not of type `Exception`. So abut reads the folder's file first, which takes a
+    third of the time of transformers and names the fault.
     """
 
     @wraps(load)
@@ -152,12 +152,12 @@ def _name_what_is_broken(folder: Path) -> None:
 
 
 def generation_stop_ids(source: Any, *, vocab_size: int) -> list[int]:
-    """Every EOS of the model's generation config, which TRL and the engines stop at.
+    """Return all EOS ids of the model's generation config, at which TRL and the engines stop.
 
-    None where the model has no such file, or `source` is no name or folder.
+    Empty if the model has no such file, or if `source` is not a name or folder.
 
     Raises:
-        TokenizerError: the file is broken, or an EOS in it is no id of the tokenizer.
+        TokenizerError: the file is broken, or an EOS in it is not an id of the tokenizer.
     """
     if not isinstance(source, str | os.PathLike) or is_tokenizer_file(source):
         return []

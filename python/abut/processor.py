@@ -1,4 +1,4 @@
-"""From conversations to text: what abut asks of a processor. Nothing here implements it."""
+"""The protocols of processors, which turn conversations into text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -11,26 +11,26 @@ class Processor(Protocol):
     """Text in, text out, as in trl-env."""
 
     def init_system_input(self, prompt: str) -> str:
-        """The system block alone, from the first byte of the conversation."""
+        """Return the system block alone, from the first byte of the conversation."""
         ...
 
     def append_user_input(self, prompt: str) -> str:
-        """The text after an ended turn: separator, user block, generation prompt."""
+        """Return the text after a turn: separator, user block, generation prompt."""
         ...
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)` of a completion without its stop token."""
+        """Return `(reasoning, action)` of a completion without its stop token."""
         ...
 
 
 @runtime_checkable
 class PartsProcessor(Protocol):
-    """A processor that keeps scaffold and content apart: what the engine uses.
+    """A processor that returns scaffold and content as separate parts; the engine needs one.
 
-    It may do more: see the protocols below, all of which `ChatTemplateProcessor` meets.
+    The protocols below add optional features; `ChatTemplateProcessor` has all of them.
 
     Attributes:
-        stop_token_ids: every id that ends a turn, the template's own first.
+        stop_token_ids: all ids that end a turn, the template's own first.
         close_token_id: the id that ends an answer.
     """
 
@@ -48,7 +48,7 @@ class PartsProcessor(Protocol):
         """Return the parts that are missing at the end of a turn before `messages`.
 
         Args:
-            messages: follow the turn; if none are given, a user's message does.
+            messages: the messages that follow the turn; without any, a user message.
             after: the last id that was sampled; None if the whole end is missing.
         """
         ...
@@ -58,16 +58,16 @@ class PartsProcessor(Protocol):
         ...
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
-        """`(reasoning, action)` of a completion without its stop token."""
+        """Return `(reasoning, action)` of a completion without its stop token."""
         ...
 
 
 @runtime_checkable
 class ThinkingProcessor(Protocol):
-    """A processor that closes thinking. Without it, a turn that was cut there ends as any other."""
+    """A processor that ends thinking that was cut; otherwise such a turn ends like any other."""
 
     def close_thinking(self, completion: str) -> list[Part]:
-        """Return what closes thinking that a completion was cut in, `[]` where it was not.
+        """Return the end of thinking if a completion was cut inside its thinking; else `[]`.
 
         It is written before `closing()`.
         """
@@ -76,10 +76,10 @@ class ThinkingProcessor(Protocol):
 
 @runtime_checkable
 class TurnWritingProcessor(Protocol):
-    """A processor that writes turns of the policy, for policies that give messages."""
+    """A processor that writes turns of the policy, for policies that answer with messages."""
 
     def turn_parts(self, message: Message) -> list[Part]:
-        """Return a turn behind the generation prompt, its stop token included.
+        """Return a turn to follow the generation prompt, its stop token included.
 
         Args:
             message: has `content`, `tool_calls` (whose arguments are objects), or both.
@@ -95,17 +95,18 @@ class QuickProcessor(Protocol):
     """A processor that knows which messages it writes in well under a millisecond."""
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
-        """Return whether it has seen such messages, so that no code but abut's runs for them."""
+        """Return whether only abut's own code runs for such messages, because it has seen them."""
         ...
 
 
 @runtime_checkable
 class WritesImages(Protocol):
-    """A processor that can write images: their text is an `abut.images.Expansion` among its parts.
+    """A processor that can write images, as an `abut.images.Expansion` among its parts.
 
     Attributes:
-        media_token_ids: stand for features of images. Empty: it refuses messages with images.
-        never_token_ids: must never be sampled, the media tokens among them.
+        media_token_ids: the tokens for features of images; if empty, messages with images are
+            refused.
+        never_token_ids: tokens that must never be sampled, the media tokens included.
     """
 
     @property
@@ -117,7 +118,7 @@ class WritesImages(Protocol):
 
 @runtime_checkable
 class ToolProcessor(Protocol):
-    """A processor that can show other tools to the policy than those it was made with."""
+    """A processor that can be changed to show other tools to the policy."""
 
     def with_tools(
         self, tools: Sequence[Any] | None, **chat_template_kwargs: Any
@@ -132,14 +133,15 @@ class ToolProcessor(Protocol):
 
 @runtime_checkable
 class ToolSpellings(Protocol):
-    """A processor that counts the control tokens which the definitions of its tools spell.
+    """A processor that counts the control tokens that the definitions of its tools spell.
 
-    Whoever wrote the tools, an MCP server say: a template shows them in each prompt.
+    Tools may be written by others, such as an MCP server, and the template shows them in each
+    prompt.
     """
 
     @property
     def tool_spellings(self) -> Mapping[str, int]:
-        """How often each control token is spelled."""
+        """How often the tools spell each control token."""
         ...
 
 
@@ -151,6 +153,6 @@ class CallReadingProcessor(Protocol):
         """Return the `ParsedCalls` of an action.
 
         Raises:
-            TemplateError: the template writes no calls.
+            TemplateError: the template does not write calls.
         """
         ...

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: texts, messages, conversations and recorded calls that are made to hurt.
+"""Hypothesis strategies for difficult texts, messages, conversations and recorded calls.
 
     from hypothesis import given
     from abut import strategies
@@ -8,9 +8,9 @@
     def test_my_tokenizer_appends_exactly(pieces):
         assert_exact_append(tokenizer, pieces)
 
-All are rich in what tokenizers treat apart: runs of whitespace, combining marks, emoji, scripts
-without spaces, look-alikes. With a tokenizer they also spell its control and textual tokens, whole
-and in halves. Failures shrink to plain letters.
+They contain many cases that tokenizers treat specially: runs of whitespace, combining marks, emoji,
+scripts without spaces, look-alikes. With a tokenizer they also spell its control and textual
+tokens, whole and in halves. Failures shrink to plain letters.
 """
 
 from collections.abc import Sequence
@@ -50,10 +50,10 @@ _characters = st.characters(exclude_categories=["Cs", "Cn"])
 def fragments(
     tokenizer: Tokenizer | None = None, *, also: Sequence[str] = ()
 ) -> st.SearchStrategy[str]:
-    """Short pieces of text, of which `texts` are made; never empty.
+    """Short pieces of text, of which `texts` consists; never empty.
 
     Args:
-        tokenizer: one whose control and textual tokens are to be spelled.
+        tokenizer: its control and textual tokens are spelled too.
         also: more pieces.
     """
     own = list(also)
@@ -93,7 +93,7 @@ def pieces(
 def partial_utf8(
     tokenizer: Tokenizer | None = None, *, also: Sequence[str] = (), max_pieces: int = 6
 ) -> st.SearchStrategy[list[bytes]]:
-    """The bytes of a text cut at random places, inside characters too: what a stream delivers."""
+    """The bytes of a string, cut at random places, inside characters too, as in a stream."""
     return _cut(texts(tokenizer, also=also).map(str.encode), max_pieces)
 
 
@@ -116,7 +116,7 @@ def messages(
     roles: Sequence[str] = ("user",),
     stripped: bool = False,
 ) -> st.SearchStrategy[Message]:
-    """A message of one of these roles with a text for its content.
+    """A message of one of these roles, with text as content.
 
     Args:
         tokenizer: as for `fragments`.
@@ -144,17 +144,17 @@ def conversations(
     roles: Sequence[str] = ("user",),
     stripped: bool = False,
 ) -> list[Message]:
-    """A prompt, then turns: an answer of the assistant and what is said to it.
+    """A prompt, then turns: an answer of the assistant, and messages that reply to it.
 
-    Answers have no whitespace around them, are not empty and spell no control tokens: they are
-    what a policy samples, and a template that trims the past would not write them otherwise.
+    Answers have no whitespace around them, are not empty and do not spell control tokens, so a
+    template that trims earlier messages does not change them.
 
     Args:
         draw: Hypothesis gives it.
         tokenizer: as for `fragments`, for all but the answers.
-        max_turns: how many answers there may be; at least one.
-        system: whether a system message may stand first.
-        roles: of what is said to an answer.
+        max_turns: most answers; at least one.
+        system: whether the first message may be a system message.
+        roles: of the messages that reply to an answer.
         stripped: as for `messages`.
     """
     said = messages(tokenizer, roles=roles, stripped=stripped)
@@ -175,16 +175,15 @@ def recorded_calls(
 ) -> list[RecordedCall]:
     """Engine calls for `abut.stitch`, shuffled; there may be none.
 
-    Each sampled token has a logprob of its own, so that one can tell where it came to stand. Some
-    completions are empty.
+    Each sampled token has a different logprob, so that a test can find it again. Some completions
+    are empty.
 
     Args:
         draw: Hypothesis gives it.
-        max_calls: how many calls there may be.
-        vocab_size: ids are below it. Few ids make histories that are alike by chance.
-        drift: trees of calls that grow from one another, with retries, calls recorded twice, and
-            histories that were rewritten anywhere. Without it, the turns of one conversation, to
-            which `stitch` has nothing to object.
+        max_calls: most calls.
+        vocab_size: ids are below it. With few ids, histories are sometimes equal by chance.
+        drift: True for trees of calls with retries, calls that were recorded twice, and rewritten
+            histories; False for the turns of one conversation, which `stitch` accepts.
     """
     ids = st.integers(0, vocab_size - 1)
     tokens = st.lists(ids, max_size=4)

@@ -1,11 +1,11 @@
-"""Assertions for your own tests: is this tokenizer exact where training joins texts?
+"""Assertions for your own tests: check that a tokenizer is exact where training joins texts.
 
     from abut.testing import assert_additive, assert_appendable, assert_exact_append
 
-Each takes an `abut.Tokenizer` or a transformers tokenizer. With the latter, what abut does is
-compared with what transformers does; with the former, with one encode of the whole. Where an
-assertion fails, its message shows the first token that differs, the text on both sides and what to
-do about it. They are plain functions: use them under pytest, unittest or Hypothesis.
+Each accepts an `abut.Tokenizer` or a transformers tokenizer. A transformers tokenizer is compared
+with transformers' own encode, an `abut.Tokenizer` with one encode of the whole. If an assertion
+fails, its message shows the first token that differs, the text on both sides, and what to do. The
+assertions are plain functions, for pytest, unittest or Hypothesis.
 """
 
 import json
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def assert_additive(tokenizer: Any, a: str, b: str) -> None:
-    """Assert that the tokens of `a + b` are the tokens of `a` and those of `b`, joined.
+    """Assert that the tokens of `a + b` are the tokens of `a` followed by the tokens of `b`.
 
-    It is the literal equation on three independent encodes, without BOS and EOS. Few tokenizers
-    satisfy it anywhere but at a control token; abut does not need it between texts.
+    This is the literal equation for three independent encodes, without BOS and EOS. With most
+    tokenizers it holds only at control tokens; abut does not need it between texts.
 
     Args:
         tokenizer: an `abut.Tokenizer` or a transformers tokenizer, which encodes itself.
@@ -41,7 +41,7 @@ def assert_additive(tokenizer: Any, a: str, b: str) -> None:
         b: the text on the right.
 
     Raises:
-        AssertionError: it does not hold.
+        AssertionError: the equation does not hold.
     """
     __tracebackhide__ = True
     encode, text_of = _encoder(tokenizer)
@@ -61,16 +61,16 @@ def assert_additive(tokenizer: Any, a: str, b: str) -> None:
 def assert_exact_append(
     tokenizer: Any, pieces: Sequence[str], *, added: Literal["parse", "text"] = "parse"
 ) -> None:
-    """Assert that texts appended one by one have the tokens of one encode of the whole.
+    """Assert that texts appended one by one give the same tokens as one encode of the whole.
 
-    Compared after every append, and every seam must say by `drop` and `ids` what it did.
+    Checked after every append; also checks `drop` and `ids` of every seam.
 
     Args:
         tokenizer: an `abut.Tokenizer`, which is compared with its own encode of the whole, or a
             transformers tokenizer, which is compared with transformers' encode.
         pieces: the texts, in order; empty ones are fine.
-        added: "parse": control tokens that are spelled become control tokens, as transformers does
-            it. "text": they stay text; transformers cannot do that, so what is compared is
+        added: "parse": spelled control tokens become control tokens, as in transformers. "text":
+            they stay text; transformers cannot do this, so the comparison is with
             `abut.Tokenizer`'s encode.
 
     Raises:
@@ -120,24 +120,24 @@ def assert_appendable(
 ) -> None:
     """Assert that a conversation built turn by turn has the tokens of the template's render.
 
-    The answers of the assistant are taken as sampled, thinking and all. Everything is compared with
-    transformers' encode of the rendered text, after every turn; where the template strips thinking
-    from earlier turns, with the text that the engine was sent. Contents that spell control tokens,
-    which transformers would mint, are compared with one `encode_parts` of the whole. An answer that
-    a tokenizer would have merged with the generation prompt stays as it was sampled, and what is
-    compared begins again behind it.
+    The assistant's answers count as sampled, thinking included. After every turn, the tokens are
+    compared with transformers' encode of the rendered text or, if the template removes thinking
+    from earlier turns, of the text that was sent to the engine. If contents spell control tokens,
+    which transformers would create, the comparison is with one `encode_parts` of the whole. If a
+    tokenizer would merge an answer with the generation prompt, the answer stays as sampled, and the
+    comparison starts again after it.
 
     Args:
         hf_tokenizer: a transformers tokenizer with a chat template.
         conversation: messages, a prompt first.
-        cut: the turns (from 0) whose samples were cut by a length limit.
+        cut: the positions (from 0) of the turns that were cut by a length limit.
         tools: functions or JSON schemas, as for `apply_chat_template`.
-        chat_template: a template to take instead of the tokenizer's own.
+        chat_template: a template to use instead of the tokenizer's own.
         **chat_template_kwargs: variables for the template.
 
     Raises:
-        AssertionError: the tokens differ, or the template cannot be appended to.
-        ValueError: the conversation has no prompt, or an answer that is no text.
+        AssertionError: the tokens differ, or abut cannot append to the template.
+        ValueError: the conversation has no prompt, or an answer that is not text.
     """
     __tracebackhide__ = True
     options = {"tools": tools, "chat_template": chat_template, **chat_template_kwargs}

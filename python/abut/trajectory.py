@@ -1,4 +1,4 @@
-"""The parts of a trajectory: its turns, who wrote its tokens, and what its seams changed."""
+"""The parts of a trajectory: turns, the authors of its tokens, and seams."""
 
 from abut._native import Merge, Transition, Turn
 from abut.parts import PROVENANCE

@@ -304,7 +304,7 @@ def test_wrong_arguments_are_named(call: Callable[[], Any], kind: Any, text: str
 def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": \n')
-    with pytest.raises(ValueError, match="line 2: not JSON"):
+    with pytest.raises(ValueError, match="line 2 is not JSON"):
         play_with(rows=path)
     path.write_text("[1]\n")
     with pytest.raises(ValueError, match="line 1 is not a JSON object"):

@@ -148,7 +148,7 @@ class Replay:
         return not self._control_ids.isdisjoint(ids)
 
     def _spells_beside_scaffold(self, parts: Sequence[Part]) -> bool:
-        """Return whether content spells a control token, alone or with the text beside it."""
+        """Return whether content spells a control token, alone or with the text next to it."""
         text = "".join(parts)
         ends = list(itertools.accumulate(map(len, parts)))
         said = [

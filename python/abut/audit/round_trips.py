@@ -124,7 +124,7 @@ class _Samples:
         return RoundTrip("thinking", variables, tried, len(broken), tuple(broken[:_SHOWN]), note)
 
     def calls(self, variables: Mapping[str, Any]) -> RoundTrip | None:
-        """Judge calls, alone and after thoughts; None if the template writes no calls."""
+        """Judge calls, alone and after thinking; None if the template does not write calls."""
         tried, broken, notes = 0, [], []
         for argument in _ARGUMENTS:
             for sample in self._calls(argument):
@@ -222,7 +222,7 @@ class _Samples:
         return head + last + tail[: min(ends, default=len(tail))]
 
     def _heard(self, sample: str) -> list[tuple[str, dict[str, Any]]] | None:
-        """Return the calls that abut parses; None if the processor knows no format for them."""
+        """Return the calls that abut parses; None if the processor does not know their format."""
         try:
             parsed = self.processor.parse_tool_calls(self.processor.parse_agent_output(sample)[1])
         except TemplateError:

@@ -33,8 +33,8 @@ class ContentVerdict:
     """The verdict on contents: can a message's content become a control token?
 
     Attributes:
-        tried: how many contents were tried: each control token alone, inside a text, and cut so
-            that the scaffold beside it would complete it.
+        tried: how many contents were tried: each control token alone, inside a string, and cut so
+            that the scaffold next to it would complete it.
         minted: the contents that became a control token.
         render_mints: how many spelled control tokens become one if the template's render is
             encoded as one text.
@@ -61,8 +61,8 @@ class Audit:
         refused: why the template cannot be appended to; None if it can, or there is none.
         seams: the verdict on each seam.
         round_trips: whether abut parses samples as the template writes them.
-        content: whether contents are safe; None without a template that can be appended to.
-        fuzz: the result of the fuzz; None if none was asked for.
+        content: whether contents are safe; None without a template to which abut can append.
+        fuzz: the result of the fuzz; None without a fuzz.
         images: the findings about images; None if the model takes none. A refusal of images is not
             a problem, because the model can be trained on text.
     """
@@ -274,7 +274,7 @@ def _content_verdict(
 
 
 def _completed_by(tokens: Iterable[str], before: str, after: str) -> list[str]:
-    """Return the contents that the scaffold beside them would complete to a control token."""
+    """Return the contents that the scaffold next to them would complete to a control token."""
     return [
         half
         for token in tokens

@@ -101,11 +101,10 @@ def gpu_findings(torch: Any) -> Iterator[Finding]:
 
 
 def vllm_findings(url: str, *, api_key: str | None = None, wait_s: float = 10.0) -> list[Finding]:
-    """Return what is wrong with a vLLM server; blocks.
+    """Check a vLLM server; blocks.
 
-    Its flags are known with VLLM_SERVER_DEV_MODE=1 alone. Whether its logprobs are those after
-    temperature and filters is tried in any case, as before each run: a token that is the only one
-    allowed must have the logprob 0.
+    The server's flags are known only with VLLM_SERVER_DEV_MODE=1. Its logprobs are always checked,
+    as before each run: if only one token is allowed, its logprob must be 0.
 
     Args:
         url: of the server.

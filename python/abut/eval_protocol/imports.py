@@ -136,7 +136,7 @@ def _keep_log() -> None:
 def import_for(functions: Iterable[Callable[..., Any] | None]) -> None:
     """Import the modules that users' functions import, before their first call; blocks.
 
-    A factory or a test's body often imports inside. If many threads do that at once, beside others
+    A factory or a test's body often imports inside. If many threads do that at once, next to others
     that import, CPython 3.11 fails (`SystemError: AST constructor recursion depth mismatch`), and
     packages that import lazily lack names from then on. Evaluation never shows this, because it
     plays one environment after the other.

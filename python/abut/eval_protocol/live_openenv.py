@@ -45,7 +45,7 @@ class LiveOpenEnv:
         return await self._thread.ask(lambda: function(*args))
 
     def close(self) -> "asyncio.Future[Any]":
-        """Close it, behind a call that still runs; nobody has to wait."""
+        """Close the environment after a call that still runs, without waiting for it."""
         env, self._env = self._env, None
         close = getattr(env, "close", None)
         if close is None or not (self._is_async or inspect.iscoroutinefunction(close)):

@@ -71,7 +71,7 @@ class LoadedTest:
 
 
 def load_test(test: Any, kwargs: Mapping[str, Any] | None) -> LoadedTest:
-    """Find a test; the arguments are those of `eval_test`.
+    """Find a test, for the arguments of `eval_test`.
 
     Raises:
         TypeError: `test` is not a test.

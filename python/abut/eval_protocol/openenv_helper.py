@@ -82,7 +82,7 @@ def create_openenv_vllm_rollout_func(
     Args:
         env_factory: makes an environment with `reset`, `step` and `close`, sync or async.
         prompt_builder: the user's message for `(observation, step from 1, history)`.
-        action_parser: the action in a text of the policy.
+        action_parser: the action in a string of the policy.
         vllm_base_url: not used: the trainer knows its engine.
         vllm_model: what `ep logs` calls the policy.
         max_steps: of an episode; None: those of the test, else 8.
@@ -91,8 +91,8 @@ def create_openenv_vllm_rollout_func(
         concurrency: rollouts at once; None: all of the batch.
         processor_cls: None or OpenEnvRolloutProcessor.
         processor_kwargs: any of the arguments, which win over those given here.
-        env_path: a module, or `module:test`: its processor is the environment where none is given
-            here, and its body the score.
+        env_path: a module, or `module:test`: its body gives the score, and its processor the
+            environment unless you pass one here.
         env_client_cls: a client's class, of a server or of containers.
         tasks: one for each group, in turn.
         task_var: the variable of a container that names one.
@@ -105,7 +105,7 @@ def create_openenv_vllm_rollout_func(
         docker_port: of the server on this machine.
         env_vars: of the container.
         benchmark: of BrowserGym, as are all below.
-        headless: whether its browser shows no window.
+        headless: whether its browser runs without a window.
         viewport_width: pixels.
         viewport_height: pixels.
         timeout_ms: of the browser.
@@ -113,7 +113,7 @@ def create_openenv_vllm_rollout_func(
 
     Raises:
         ValueError: an argument cannot be followed.
-        TypeError: another one is no argument.
+        TypeError: another argument.
         MissingExtraError: eval_protocol is not installed.
     """
     given = {k: v for k, v in locals().items() if k in _ARGUMENTS}

@@ -22,7 +22,7 @@ class OpenEnvSource:
 
     Attributes:
         prompt_builder: returns the user's message for `(observation, step from 1, history)`.
-        action_parser: returns the action in a text of the policy.
+        action_parser: returns the action in a string of the policy.
         env_factory: makes an environment; wins over the other fields.
         env_client_cls: a client class of the openenv package, for a server or a container.
         env_base_url: the server's address.

@@ -1,9 +1,9 @@
 """The log of a training run for `ep logs`: rows of rollouts, as its pages can show them.
 
-Invariant: a log that cannot be written fails no rollout, and is written on no loop that others wait
-for. It is bounded, because the page's server sends its whole store at once. Every row fits the
-schema of the page: the page checks all rows together and stays blank if one does not fit, so a
-value that does not fit is cut to size or left out, and named in a warning.
+Invariant: if the log cannot be written, rollouts do not fail; and writing it does not block a loop
+that others wait for. Its size is limited, because the page's server sends its whole store at once.
+Every row fits the schema of the page: the page checks all rows together and stays blank if one does
+not fit, so a value that does not fit is shortened or left out, with a warning that names it.
 """
 
 import json
@@ -193,7 +193,7 @@ def ended_row(
         task: the rollout's task.
         rollout: the rollout.
         score: its score; None if no body has scored it.
-        decode: gives the bytes of token ids; None: the page shows no tokens.
+        decode: returns the bytes of token ids; None: the page does not show tokens.
     """
     from eval_protocol.models import EvaluateResult, Message, Status
 

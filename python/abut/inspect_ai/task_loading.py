@@ -22,7 +22,7 @@ _TAKEN = ("text", "reasoning", "image")
 
 
 def load_task(task: Any, args: Mapping[str, Any]) -> Any:
-    """Return a `Task`; the arguments are those of `inspect_task`.
+    """Return a `Task`, for the arguments of `inspect_task`.
 
     Raises:
         TypeError: `task` is not a task.

@@ -1,7 +1,7 @@
 """`OpenEnv`: environments on OpenEnv servers, lent one by one.
 
-Invariant: an episode is played on one session from reset to end. Where the session breaks, the
-episode ends with an `EnvError`, and the engine plays it again, whole, on another one.
+Invariant: an episode is played on one session from reset to end. If the session breaks, the episode
+ends with an `EnvError`, and the engine plays it again from the start on another session.
 """
 
 import weakref
@@ -27,48 +27,47 @@ ResetKwargs: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mappi
     hint="start the servers once, and create an OpenEnv with their addresses in the other process",
 )
 class OpenEnv:
-    """Environments on servers that speak OpenEnv's protocol: a pool for `make_rollout_func`.
+    """A pool of environments on OpenEnv servers, for `make_rollout_func`.
 
-    Sessions are made as they are needed and kept for the next episode; nothing is started or
-    connected before the first is lent.
+    Sessions are opened when they are needed, and kept for the next episode. abut does not start or
+    connect to a server before the first session is needed.
 
-    `observe`, `act`, `reset` and `reward` are called on threads, for several episodes at once.
+    `observe`, `act`, `reset` and `reward` are called on several threads at the same time.
 
     Args:
-        target: where the servers are: an address `http://…`, `serve:package.server.app:app`,
-            `hf:org/space`, `docker:image`, a `Serve` or `Docker` with settings, or a list of these.
-        observe: the text, or the messages, that the policy gets for an observation: a dict of its
-            fields, with `reward` and `done`. None: decided by the server's schema.
-        act: the action, or the actions, in a text of the policy; `InvalidAction` where there is
-            none. With a second parameter it also gets the observation that the text answers, so
-            that it can refuse what is no legal move. None: decided by the server's schema.
-        history: whether each observation repeats all before it ("repeated": the policy gets only
-            what is new) or not ("new"). "auto": repeated where `observe` is None, the observation
-            has `messages`, and their text does begin with the one before.
-        reset: what `reset` is sent besides the seed; or a function that makes it of the row's
-            columns.
-        tasks: what `reset` is sent too, one of them for each group, in turn.
-        reward: takes the reward from an observation; None: its `reward`.
-        on_invalid: an action that cannot be taken is the policy's fault: "tell" it what is wrong
-            and go on, or "end" the episode.
-        on_error: a server that raises on an action (EXECUTION_ERROR) is its own fault: "fail" the
-            episode; or "tell" the policy what it raised and go on, where a server raises on illegal
-            moves.
-        invalid_reward: the reward after an action that the policy is told of.
-        max_sessions: sessions on one server at most; None: as many as it gives.
-        reuse_sessions: whether a session is reset for the next episode, or made anew.
+        target: the servers: an address `http://…`, `serve:package.server.app:app`, `hf:org/space`,
+            `docker:image`, a `Serve` or `Docker` with settings, or a list of these.
+        observe: returns the text or messages that the policy gets for an observation, a dict of its
+            fields with `reward` and `done`. None: chosen from the server's schema.
+        act: returns the action or actions in the policy's text, or raises `InvalidAction`. With a
+            second parameter it also gets the observation that the text answers, so that it can
+            refuse illegal moves. None: chosen from the server's schema.
+        history: "repeated" if each observation repeats all earlier ones, so that the policy gets
+            only the new part; "new" if not. "auto": "repeated" if `observe` is None, the
+            observation has `messages`, and its text begins with the previous one.
+        reset: more arguments for the server's `reset`; or a function that returns them for the
+            row's columns.
+        tasks: more arguments for the server's `reset`; each group gets the next entry in turn.
+        reward: returns the reward of an observation; None: its `reward`.
+        on_invalid: after an invalid action of the policy, "tell" it what is wrong and continue, or
+            "end" the episode.
+        on_error: after an exception of the server for an action (EXECUTION_ERROR), "fail" the
+            episode; or "tell" the policy and continue, for servers that raise on illegal moves.
+        invalid_reward: the reward of an action that the policy is told about.
+        max_sessions: most sessions on one server; None: as many as the server allows.
+        reuse_sessions: True to reset a session for the next episode, False to open a new one.
         headers: HTTP headers for the servers, such as `{"Authorization": "Bearer …"}`.
-        connect_timeout_s: how long a server is tried that cannot be reached, or whose sessions
-            others have.
-        session_timeout_s: how long making an environment may take on the server.
-        idle_timeout_s: after which an unused session is closed, for others.
-        max_message_bytes: of a reply, and of the schema. The default holds BrowserGym's
+        connect_timeout_s: how many seconds to try a server that cannot be reached, or whose
+            sessions other clients use.
+        session_timeout_s: how many seconds the server may take to create an environment.
+        idle_timeout_s: after how many seconds an unused session is closed, for other clients.
+        max_message_bytes: largest reply and schema. The default is enough for BrowserGym's
             observations, whose screenshot is a list of numbers.
 
     Raises:
-        TypeError: `target` is no target, or `tasks` no mappings.
-        ValueError: an address or a setting is wrong.
-        EnvError: a server is to be started where the system has no process groups (Windows).
+        TypeError: `target` or `tasks` has a wrong type.
+        ValueError: an address or a setting is invalid.
+        EnvError: a server cannot be started, because the system has no process groups (Windows).
     """
 
     def __init__(
@@ -115,10 +114,10 @@ class OpenEnv:
         self._close = weakref.finalize(self, self._context.close)
 
     async def lend(self, task: RolloutTask) -> OpenEnvEpisode:
-        """Wait for a session; the episode's `close` gives it back.
+        """Wait for a session; the episode's `close` returns it to the pool.
 
         Raises:
-            EnvError: no session can be had.
+            EnvError: no session is available.
         """
         task_kwargs = self._tasks[task.group % len(self._tasks)] if self._tasks else {}
         reset, context = self._reset or {}, self._context
@@ -136,12 +135,12 @@ class OpenEnv:
         """The tools of an MCP environment as JSON schemas, for `ChatTemplateProcessor(tools=…)`.
 
         Raises:
-            EnvError: no session can be had, or the environment has no tools.
+            EnvError: no session is available, or the environment has no tools.
         """
         return self._context.loop.submit(self._context.list_tools).result()
 
     def close(self) -> None:
-        """Close the sessions and end the servers that were started; also done at exit."""
+        """Close the sessions and end the servers that abut started; also called at exit."""
         self._close()
 
     def __enter__(self) -> Self:

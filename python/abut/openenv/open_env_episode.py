@@ -163,7 +163,7 @@ MakeKwargs: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
 class OpenEnvEpisode(Loan[Session], LoopBound):
-    """An `AsyncEnv`, lent by `OpenEnv`. The reward of a turn is that of its last action."""
+    """An `AsyncEnv`, lent by `OpenEnv`. A turn has the reward of its last action."""
 
     loop: PoolLoop
 
@@ -193,7 +193,7 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
         return self, await self.loop.call(self._first_reply)
 
     async def step(self, action: str) -> tuple[Self, Reply]:
-        """Send the actions in a text one after the other, until one ends the episode."""
+        """Send the actions in a string one after the other, until one ends the episode."""
         return self, await self.loop.call(lambda: self._next_reply(action))
 
     async def _first_reply(self) -> Reply:
@@ -274,7 +274,7 @@ class OpenEnvEpisode(Loan[Session], LoopBound):
         return self._unseen(reply) if isinstance(reply, str) else reply
 
     def _unseen(self, text: str) -> str:
-        """Return the part of a text that was not in the one before."""
+        """Return the part of a string that was not in the one before."""
         assert self._texts is not None
         if self._texts.history == "new" or not self._repeats:
             return text

@@ -1,4 +1,4 @@
-"""A server that runs as a process of ours, until its pool is closed.
+"""A server that runs as a child process until its pool is closed.
 
 The process has a group of its own, so that Ctrl-C reaches it only through us, and so that all
 processes that it starts end with it. A server that exits is started again for the next session.

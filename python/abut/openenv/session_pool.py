@@ -85,7 +85,7 @@ class SessionPool(LendingPool[Session | ServerState]):
         """Wait for a session: one that is idle, or a new one on the server with the fewest.
 
         Raises:
-            EnvError: no session can be had, and none of ours will come free.
+            EnvError: no session can be had, and none of this pool will become free.
         """
         began = asyncio.get_running_loop().time()
         while True:

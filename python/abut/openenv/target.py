@@ -1,6 +1,6 @@
-"""Where an environment server is: an address, or what starts one.
+"""The targets of `OpenEnv`: an address, or a server to start.
 
-A server that is started here ends with its pool, and with this process, however that ends.
+A server that abut starts ends with its pool and with this process, even if the process is killed.
 """
 
 import re
@@ -40,7 +40,7 @@ uvicorn.run(sys.argv[1], host="127.0.0.1", port=int(sys.argv[2]), log_level="war
 
 @dataclass(frozen=True)
 class Serve:
-    """A server that is started here, with uvicorn, when its first session is wanted."""
+    """A server that abut starts with uvicorn when its first session is needed."""
 
     app: str = field(metadata={"help": "The app, as for uvicorn: `package.server.app:app`."})
     _: KW_ONLY
@@ -62,7 +62,7 @@ class Serve:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no server could be started with.
+        """Check the settings.
 
         Raises:
             ValueError: names the field, its value and what it may be.
@@ -75,7 +75,7 @@ class Serve:
 
 @dataclass(frozen=True)
 class Docker:
-    """A container that is started here, with `docker run`, when its first session is wanted."""
+    """A container that abut starts with `docker run` when its first session is needed."""
 
     image: str = field(metadata={"help": "The image, which must listen at port 8000."})
     _: KW_ONLY
@@ -97,7 +97,7 @@ class Docker:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what no container could be started with.
+        """Check the settings.
 
         Raises:
             ValueError: names the field, its value and what it may be.
@@ -167,11 +167,11 @@ class RunningServer:
 
 
 def servers_of(target: Target | Sequence[Target]) -> list[EnvServer]:
-    """Return the servers that a target stands for.
+    """Return the servers of a target.
 
     Raises:
-        TypeError: it is no target.
-        ValueError: it is an address of an unknown form.
+        TypeError: the target has a wrong type.
+        ValueError: the address has an unknown form.
     """
     targets = [target] if isinstance(target, str | Serve | Docker) else list(target)
     if not targets:

@@ -1,9 +1,9 @@
-"""Observations as text for the policy, and its words as actions: plain functions.
+"""Functions that turn observations into text for the policy, and its text into actions.
 
-`observe(observation)` gives a text or messages, `act(text)` one action or several; an `act` with a
-second parameter gets the observation that the text answers. Where none is given, the server's own
-schemas decide, or nobody does: a field that was guessed could be the answer to the task, and an
-action under the wrong name would be blamed on the policy.
+`observe(observation)` returns a string or messages, and `act(text)` one action or several; an `act`
+with a second parameter gets the observation that the text answers. Without them, the server's
+schemas decide. If they are ambiguous, abut raises an error instead of guessing, because a guessed
+field could be the task's answer, and an action under a wrong name would be blamed on the policy.
 """
 
 import inspect
@@ -54,9 +54,9 @@ _OF_EVERY_OBSERVATION = ("done", "metadata", "reward")
 
 
 def call_tools(format: ToolCallFormat, *, tools: Sequence[Any] | None = None) -> Act:
-    """An `act` for environments that are sets of tools: each call in a text is one action.
+    """Return an `act` for environments of tools: each call in the policy's text is one action.
 
-    A text without a call is the policy's last word: the episode ends.
+    Text without a call is the policy's final answer and ends the episode.
 
     Args:
         format: how the model writes calls, as for `abut.parse_tool_calls`.
@@ -78,7 +78,7 @@ def call_tools(format: ToolCallFormat, *, tools: Sequence[Any] | None = None) ->
 
 
 def tool_message(observation: Observation) -> list[Message]:
-    """An `observe` for what `call_tool` gave back; a tool's failure is told like a result."""
+    """An `observe` for results of `call_tool`; a tool's failure is shown like a result."""
     error = observation.get("error")
     if error is not None:
         content = f"Error: {error.get('message') if isinstance(error, dict) else error}"
@@ -88,7 +88,7 @@ def tool_message(observation: Observation) -> list[Message]:
 
 
 def transcript(observation: Observation) -> str:
-    """An `observe` for TextArena and its like: the texts of the observation's `messages`."""
+    """An `observe` for TextArena and similar: the texts of the observation's `messages`."""
     messages = observation.get("messages")
     if not isinstance(messages, list):
         messages = []

@@ -1,4 +1,4 @@
-"""Calls that OpenEnv recorded, as `abut.stitch` takes them.
+"""Calls that OpenEnv recorded, in the form for `abut.stitch`.
 
 Invariant: no token and no logprob is changed. A call that OpenEnv marked as context is left out: a
 later prompt that contains its tokens has them as context.
@@ -24,9 +24,9 @@ _UNREAD = {"turns": {"__all__": {"request", "response", "metadata"}}}
 def calls_of(trace: Any) -> list[Call]:
     """Return the calls of a `TrainingTrace` of OpenEnv 0.10, for `abut.stitch`.
 
-    A turn whose `loss_mask` is 0 over its whole completion is context and no call. It needs the
-    mask to be 0 over the prompt, and all 0 or all 1 over the completion, because `stitch` trains a
-    sample whole or not at all.
+    A turn whose `loss_mask` is 0 over its whole completion is treated as context, not as a call.
+    The mask must be 0 over the prompt, and all 0 or all 1 over the completion, because `stitch`
+    trains either all tokens of a sample or none.
 
     Args:
         trace: a `TrainingTrace` (`openenv.core.harness.training`), its `model_dump()`, or its JSON
@@ -37,7 +37,7 @@ def calls_of(trace: Any) -> list[Call]:
         `(T,)` int64 and `(T,)` float32, nats.
 
     Raises:
-        ValueError: it is not such a trace, or `stitch` would refuse a turn; the message has the
+        ValueError: this is not such a trace, or `stitch` would refuse a turn; the message has the
             turn's `node_id`.
     """
     if isinstance(trace, (str, bytes, bytearray)):

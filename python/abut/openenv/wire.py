@@ -107,11 +107,11 @@ class Session:
 
         Args:
             action: a frame of the server's schema.
-            tell_errors: whether a server that raises on it goes on with the episode.
+            tell_errors: whether a server that raises on it continues with the episode.
 
         Raises:
-            InvalidAction: the server could not read the action; the episode may go on.
-            ToldError: the server raised on it, and `tell_errors`; the episode may go on.
+            InvalidAction: the server could not read the action; the episode may continue.
+            ToldError: the server raised on it, and `tell_errors`; the episode may continue.
             EnvError: it failed; the session is not usable any more.
         """
         try:

@@ -20,8 +20,8 @@ def export(
         kind: `"ids"`: `input_ids` and `assistant_masks`, so that only sampled tokens are learnt;
             `"messages"`: `messages`, and `tools` as JSON, null without any; `"prompts"`: `prompt`
             and the dataset's columns, each prompt once; `"records"`: the records. A rollout that
-            failed or in which the policy said nothing makes no row of the first two kinds, nor does
-            one of a hosted model, which has no ids, make a row of the first.
+            failed or has no sampled text gives no row of the first two kinds; a rollout of a hosted
+            model has no ids, so it gives no row of the first kind.
         without: fields to leave out, such as `columns` and `traceback`, which hold answers and
             paths.
 

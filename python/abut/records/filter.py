@@ -1,6 +1,6 @@
 """The filter language of records: `reward<0.5 step:100 error:timeout turns>3`.
 
-A record passes if every word holds. `:` means "equals" for a number and "contains" for a text;
+A record passes if every word holds. `:` means "equals" for a number and "contains" for a string;
 `none` stands for a missing value; a value in double quotes may contain spaces. The page of
 `abut view` has the same language in `filter.js`, and one table of cases tests both.
 """

@@ -34,7 +34,7 @@ class ImageFolder:
         self._written: set[str] = set()
 
     def write(self, rollout: Rollout) -> None:
-        """Write the pictures that are not there yet, those behind the end of the row among them.
+        """Write the pictures that are not there yet, those after the end of the row among them.
 
         Raises:
             OSError: a file cannot be written.

@@ -69,7 +69,7 @@ def recorder_at(path: Path_) -> "JsonlRecorder | ParquetRecorder":
 
 
 def scores_path(path: Path_) -> Path:
-    """Return the path of the scores of the records at `path`: beside them."""
+    """Return the path of the scores that belong to the records at `path`."""
     path = Path(path)
     if path.suffix == ".jsonl":
         return path.with_suffix(".scores.jsonl")
@@ -97,7 +97,7 @@ class JsonlRecorder:
         _append(self.path, [to_record(rollout, **extra)])
 
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append scores to a file beside this one."""
+        """Append scores to the file of scores."""
         _append(scores_path(self.path), records)
 
 
@@ -179,7 +179,7 @@ class ParquetRecorder:
                 self._waiting = []  # only now, so that a failed write is tried again
 
     def write_scores(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write a file of scores, in a folder beside this one.
+        """Write a file of scores, in a folder next to this one.
 
         Raises:
             FileExistsError: a file of that name exists.

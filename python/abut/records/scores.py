@@ -32,7 +32,7 @@ def score_record(
             the trainer has one row for each rollout. `row`: its number among the rows of the rank,
             None if they have none. `branch`: its number in `branches`, None for the rollout's own
             row. `weight`: the factor on its loss. `advantages`: of its own turns.
-        padding_rows: how many rows of padding the rank has behind those of all its rollouts; None
+        padding_rows: how many rows of padding the rank has after those of all its rollouts; None
             if its rows have no numbers.
     """
     return {

@@ -127,7 +127,7 @@ def summarize(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def render(record: Mapping[str, Any], tokenizer: Tokenizer | None, *, color: bool) -> Iterator[str]:
-    """Yield the lines of one record. Without color, sampled text stands between ⟦ and ⟧.
+    """Yield the lines of one record. Without color, sampled text is between ⟦ and ⟧.
 
     Without a tokenizer, or if the rollout failed, the conversation is shown from its messages.
     """
@@ -242,7 +242,7 @@ def _functions_of(
 
 
 def _names(rewards: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names to show beside the total: none if the only reward is the environment's."""
+    """Return the names to show next to the total: none if the only reward is the environment's."""
     names = list(dict.fromkeys(_field(name) for given in rewards for name in given))
     return [] if names == ["env_reward"] else names
 

@@ -1,8 +1,8 @@
-"""`ImageProcessor`: the text, the tensors and the token types of images, proved before use.
+"""`ImageProcessor`: text, tensors and token types of images, proved before use.
 
-Invariant: the tokens that stand for an image in a row are those that the processor itself writes,
-and a forward pass over rows gets the tensors that the processor itself makes of their images. Both
-are derived from probes (`image_proofs`); a processor that does otherwise is refused.
+Invariant: an image's tokens in a row are those that the processor itself writes, and a forward pass
+gets the tensors that the processor itself creates. Both are derived from probes (`image_proofs`); a
+processor for which this does not hold is refused.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,18 @@ _TENSOR_BYTES = 512 * 2**20
 
 
 class ImageProcessor:
-    """A Hugging Face processor, for images in conversations that are continued token by token.
+    """Wraps a Hugging Face processor, to add images to a conversation token by token.
 
     Methods may be called on any thread.
 
     Attributes:
         name: the class of the processor, for errors.
-        placeholder: the token that a chat template writes for an image; its expansion takes its
-            place.
+        placeholder: the token that a chat template writes for an image, and that its expansion
+            replaces.
         media_token: the token in expansions whose embeddings are replaced by the image's features.
-        media_token_ids: its id, alone in a tuple.
-        never_token_ids: the ids that a policy must never sample: those of media tokens and of the
-            placeholder.
-        argument_names: of all that the processor makes for a model, but ids and mask.
+        media_token_ids: its id, in a tuple.
+        never_token_ids: the ids that a policy must never sample: media token and placeholder.
+        argument_names: the model's arguments that the processor creates, without ids and mask.
     """
 
     name: str
@@ -44,13 +43,13 @@ class ImageProcessor:
     argument_names: frozenset[str]
 
     def __init__(self, hf_processor: Any) -> None:
-        """Derive what it writes for images, and prove it on five pictures.
+        """Derive the processor's text for images, and prove it on five images.
 
         Args:
             hf_processor: a processor of transformers, with a tokenizer and an image processor.
 
         Raises:
-            TemplateError: it has no image processor, or a proof fails; with both texts.
+            TemplateError: there is no image processor, or a proof fails; shows both texts.
             MissingExtraError: Pillow is not installed.
         """
         self.name = type(hf_processor).__name__
@@ -82,10 +81,10 @@ class ImageProcessor:
         self.__dict__.update(state, _texts=WeakKeyDictionary())
 
     def expansion(self, image: Image) -> Expansion:
-        """Return the text that stands for an image.
+        """Return the text of an image.
 
         Raises:
-            ImageError: the processor does not take this image.
+            ImageError: the processor does not accept this image.
         """
         known = self._texts.get(image)
         if known is None:
@@ -104,7 +103,7 @@ class ImageProcessor:
             rows: the images of each row, in order; a row may have none.
 
         Raises:
-            ImageError: the processor does not take one of the images.
+            ImageError: the processor does not accept one of the images.
         """
         if self._facts.rules is None:
             filled = [row for row in rows if row]
@@ -133,7 +132,7 @@ class ImageProcessor:
     def model_inputs(
         self, input_ids: Any, attention_mask: Any, rows: Sequence[Sequence[ImageSpan]]
     ) -> dict[str, Any]:
-        """Return what a forward pass over these rows gets besides ids and mask.
+        """Return the arguments of a forward pass over these rows, without ids and mask.
 
         Args:
             input_ids: `(B, T)`, a tensor.
@@ -141,9 +140,9 @@ class ImageProcessor:
             rows: the images of each row, in order.
 
         Raises:
-            ImageError: a row has not as many media tokens as its images have features, so the
-                model would take features of one row for another's; transformers compares the
-                numbers of the whole batch alone.
+            ImageError: the number of media tokens in a row differs from that of its images'
+                features. The model would then mix up features of rows, because transformers
+                compares only the numbers of the whole batch.
         """
         import torch
 
@@ -163,8 +162,8 @@ class ImageProcessor:
     def spare_row(self) -> tuple[list[int], ImageSpan]:
         """Return the ids of a row with one small image, and the image in it.
 
-        Where ranks go through a vision tower together, a rank whose rows have no image adds it to
-        its forward pass, and drops what comes of it.
+        If ranks go through a vision tower together, a rank without images adds this row to its
+        forward pass, and ignores the result.
         """
         image = probe_image()
         (ids,) = self._calls([[image]]).ids

@@ -111,7 +111,7 @@ def _probe_image(seed: int, width: int, height: int) -> Image:
 
 
 def _placeholder(hf_processor: Any, name: str, image: Image, written: Sequence[str]) -> str:
-    """Return the token that the processor expands; `written` stands around images."""
+    """Return the token that the processor expands; `written` are the tokens around images."""
     tokenizer = hf_processor.tokenizer
     named = [getattr(of, "image_token", None) for of in (hf_processor, tokenizer)]
     refused: Exception | None = None
@@ -152,7 +152,7 @@ def _expansion(output: ProcessorOutput, name: str) -> str:
 
 
 def _rows(images: Sequence[Image], control: Sequence[str]) -> list[Pieces]:
-    """Return rows with images at every kind of place: alone, in text, beside another one."""
+    """Return rows with images alone, in text, and next to another image."""
     a, b, c, d, e = images
     first, last = (control[0], control[-1]) if control else ("", "")  # of the template
     return [
@@ -175,7 +175,7 @@ def _images(row: Pieces) -> list[Image]:
 def _check_texts(
     rows: Sequence[Pieces], output: ProcessorOutput, expansions: Mapping[Image, str], name: str
 ) -> None:
-    """Prove that an image has the same text wherever it stands."""
+    """Prove that an image has the same text wherever it is."""
     for row, theirs in zip(rows, output.texts, strict=True):
         ours = "".join(expansions[p] if isinstance(p, Image) else p for p in row)
         if ours != theirs:
@@ -186,7 +186,7 @@ def _check_texts(
 
 
 def _check_no_text_in_tensors(calls: ProcessorCalls, images: Sequence[Image], name: str) -> None:
-    """Prove that the tensors of images do not depend on the text, which goes on to grow."""
+    """Prove that the tensors of images do not depend on the text, which keeps growing."""
     row = list(images[:2])
     short, long = calls([row]).tensors, calls([["abut ", *row, " and more text."]]).tensors
     for key in short:
@@ -229,7 +229,7 @@ def _check_hard(hf_tokenizer: Any, token: str, name: str) -> None:
 
 
 def _types(outputs: Sequence[ProcessorOutput], name: str) -> dict[str, dict[int, int]]:
-    """Return the types of token ids, proved the same wherever an id stands."""
+    """Return the types of token ids, proved the same wherever an id is."""
     found: dict[str, dict[int, int]] = {}
     for output in outputs:
         for key, rows in output.types.items():

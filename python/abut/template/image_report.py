@@ -1,4 +1,4 @@
-"""A report on the images of a model: written by whom, in whose messages, in how many tokens."""
+"""A report on the images of a model: its processor, roles with images, and numbers of tokens."""
 
 import os
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The proved text after an assistant turn, and how a template changes the contents in it.
 
-Invariants: an `Increment` exists only if the template writes the same text behind every history
+Invariants: an `Increment` exists only if the template writes the same text after every history
 that was tried. The turn itself is never part of it, because the model sampled the turn. A content
 rule is used only if replaying it gave the text that the template wrote, for contents chosen to tell
 the rules apart, or for that very content.
@@ -184,7 +184,7 @@ class Increment:
         plan: the text that the template writes there.
         rules: how the template changes each content; None if each content has to be compared.
         moves: what the template moves, and to where: the system message into the increment, or the
-            text beside a tool call there or behind the call. The increment leaves it out, because a
+            text next to a tool call there or after the call. The increment leaves it out, because a
             trajectory has it where it was first.
     """
 

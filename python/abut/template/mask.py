@@ -1,9 +1,8 @@
 """Placeholders: a conversation rendered once with stand-ins for its contents, then replayed.
 
 A *plan* is a rendered text cut at its placeholders: scaffold, and the numbers of the contents that
-belong between. Filling a plan with the contents that it was made from gives the rendered text of
-the real messages, if the template writes contents as they are. Whoever makes a plan proves
-that.
+belong between. Filling a plan with its own contents gives the rendered text of the real messages if
+the template writes contents unchanged, which the code that creates a plan must prove.
 """
 
 import itertools
@@ -27,12 +26,12 @@ _IMAGE = {"type": "image"}  # all that a template gets of an image
 
 @dataclass(frozen=True)
 class Masked:
-    """Messages in which placeholders stand for every text that somebody said.
+    """Messages with placeholders instead of all texts.
 
-    `contents` are the numbers of the placeholders that stand for the text of a message, `ids` of
-    those that stand for a `tool_call_id`, `names` of those that stand for the name of a tool. The
-    others stand for control tokens that are spelled elsewhere in it, say in a tool's name: the
-    values of other keys are the caller's and go through as they are, but mint nothing.
+    `contents` are the numbers of the placeholders for the text of a message, `ids` those for a
+    `tool_call_id`, and `names` those for the name of a tool. Other placeholders replace control
+    tokens in other keys, such as a tool's name, so that these cannot become tokens; the rest of
+    such values does not change.
 
     `images` are those of the messages, in order: the template writes one placeholder for each.
     """
@@ -106,7 +105,7 @@ class Masked:
 
 
 def not_written(k: int, message: Message, count: int = 0) -> str:
-    """Return the error text for a content that does not stand in the rendered text once."""
+    """Return the error text for a content that is not in the rendered text once."""
     how = "does not write" if count == 0 else f"writes {count} times"
     return (
         f"the template {how} the content of message {k} ({message['role']})\n"
@@ -129,8 +128,8 @@ def mask(
 
     An empty content stays empty: templates branch on it, so it is a shape of its own. A
     `tool_call_id` is new with every call and would make every message a shape of its own, so it
-    gets a placeholder of its length, except beside the `tool_calls` that it refers to. With
-    `names` the name of a tool gets one too, the same one wherever that name stands.
+    gets a placeholder of its length, except next to the `tool_calls` that it refers to. With
+    `names` the name of a tool gets one too, the same one wherever that name is.
 
     Raises:
         TemplateError: a message is not a dict with a role, or its content is not text and images.

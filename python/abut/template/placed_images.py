@@ -82,7 +82,7 @@ def prove_roles(opening: Written, increment: Written) -> tuple[tuple[str, ...], 
         increment: of the same.
 
     Raises:
-        TemplateError: it does not write them in a user's message, or not the same behind every
+        TemplateError: it does not write them in a user's message, or not the same after every
             history.
     """
     blocks = [

@@ -1,11 +1,10 @@
-"""`ChatTemplateProcessor`: the text that a chat template writes after a turn, proved before use.
+"""`ChatTemplateProcessor` finds the text that a chat template writes after a turn, and proves it.
 
 Invariant: every increment (separator, new messages, generation prompt) is the text that the
-template itself writes at that place, whatever the history. The processor renders it once per
-*shape* (roles, keys, empty contents) behind several histories, and replays it by substitution;
-`prover` has the proof. A template whose increments depend on the history is refused. Whatever a
-template would change in the *past*, such as the thinking of earlier turns, is reported: a
-trajectory is append-only and keeps the past.
+template itself writes there after any history. The processor renders an increment once per *shape*
+(roles, keys, empty contents) after several histories, and replays it by substitution; `prover` has
+the proof. A template whose increments depend on the history is refused. Changes of the *past*, such
+as removed thinking of earlier turns, are only reported, because a trajectory is append-only.
 """
 
 import copy
@@ -39,23 +38,23 @@ _PROOFS = ("_increments", "_for_all_names", "_by_layout", "_opening_plans")
 class ChatTemplateProcessor:
     """A `Processor` and `PartsProcessor` derived from a chat template by rendering probes.
 
-    The contents of messages are `Content`: whatever they spell, they mint no control token. Default
-    system prompts, the schemas of `tools` and the other keys of a message (`name`, `tool_calls`,
-    ...) are `Scaffold`, except the control tokens that schemas and keys spell.
+    The contents of messages are `Content`, so they never become control tokens. Default system
+    prompts, the schemas of `tools` and the other keys of a message (`name`, `tool_calls`, ...) are
+    `Scaffold`, except the control tokens that schemas and keys spell.
 
     Attributes:
-        template_name: the name of the tokenizer whose template it is, for errors.
-        report: what the probes found, see `TemplateReport`.
-        stop_token_ids: every id that ends a turn, the template's own first: that of an answer,
-            then that of a turn that calls a tool.
+        template_name: the name of the template's tokenizer, for errors.
+        report: the findings of the probes, see `TemplateReport`.
+        stop_token_ids: all ids that end a turn, the template's own first: the one of an answer,
+            then the one of a turn that calls a tool.
         close_token_id: the id of the token that ends an answer.
-        thinking: how the template writes the thinking of an answer.
-        tool_spellings: how often the definitions of its tools spell each control token.
-        text_joints: by role, what stands between two text blocks in the prompt; None where blocks
-            are not written as one string would be.
-        images: writes images; None: they are refused.
-        media_token_ids: as of `images`, empty without.
-        never_token_ids: as of `images`, empty without.
+        thinking: the format of an answer's thinking.
+        tool_spellings: how often the tools' definitions spell each control token.
+        text_joints: by role, the text between two text blocks in the prompt; None if the template
+            does not write blocks like one string.
+        images: writes images; None: messages with images are refused.
+        media_token_ids: as in `images`; empty without.
+        never_token_ids: as in `images`; empty without.
     """
 
     report: TemplateReport
@@ -78,13 +77,13 @@ class ChatTemplateProcessor:
             hf_tokenizer: a transformers tokenizer, or a multimodal processor that holds one.
             tools: functions or JSON schemas, as for `apply_chat_template`.
             chat_template: a Jinja template, or the name of one; None: the tokenizer's own.
-            images: of the same model; None refuses messages with images.
+            images: the image processor of the same model; None refuses messages with images.
             **chat_template_kwargs: variables for the template, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: there is no template, or it cannot be appended to exactly; with `images`,
-                also if it does not write the images of users so.
-            TypeError: a variable that is an argument of `apply_chat_template`, which abut gives.
+            TemplateError: there is no template, or abut cannot append to it exactly; with `images`,
+                also if it does not write images in user messages exactly.
+            TypeError: a variable is an argument of `apply_chat_template` that abut sets itself.
         """
         check_variables(chat_template_kwargs)
         hf_tokenizer = tokenizer_of(hf_tokenizer)
@@ -150,7 +149,7 @@ class ChatTemplateProcessor:
         return type(self)(self._tokenizer, **changed).with_stop_token_ids(self.stop_token_ids)
 
     def with_stop_token_ids(self, ids: Sequence[int]) -> "ChatTemplateProcessor":
-        """Return a copy that also stops at `ids` (of a generation config), proved as well."""
+        """Return a copy that also stops at `ids` (of a generation config), and is proved again."""
         self._prover.inside.check_thinking(self._tokens(ids))
         other = copy.copy(self)
         other.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *map(int, ids)]))
@@ -169,13 +168,13 @@ class ChatTemplateProcessor:
     # ---- typed parts
 
     def opening(self, messages: Sequence[Message]) -> list[Part]:
-        """Return the parts of a prompt, from the first byte up to and with the generation prompt.
+        """Return the parts of a prompt, from the first byte to the end of the generation prompt.
 
-        The replay is compared with the real render of the real messages.
+        The result is compared with the real render of the messages.
 
         Raises:
-            TemplateError: the template changes a content in a way that is not replayed (it strips
-                the thinking of an assistant message, say); says which, with both texts.
+            TemplateError: the template changes a content in a way that abut cannot replay (such as
+                removing the thinking of an assistant message); shows both texts.
         """
         key = json_or_none(list(messages))
         if key is not None and (known := self._openings.get(key)) is not None:
@@ -199,15 +198,15 @@ class ChatTemplateProcessor:
         return list(parts)
 
     def closing(self, messages: Sequence[Message] = (), *, after: int | None = None) -> list[Part]:
-        """Return the missing part of the end of a turn that `messages` follow.
+        """Return the missing part of a turn's end, before `messages`.
 
         Args:
-            messages: the messages that follow, because some templates end a turn otherwise before a
-                tool's message. Without any, a user's message follows.
+            messages: the messages that follow, because some templates end a turn differently before
+                a tool's message; without any, a user message.
             after: the last sampled id; None if the whole end is missing.
 
         Returns:
-            Nothing if the turn ended on the token that ends it before these messages.
+            The parts; empty if the turn ended with the token that ends it before these messages.
 
         Raises:
             TemplateError: as `increment`.
@@ -224,11 +223,11 @@ class ChatTemplateProcessor:
         return [Scaffold(rest)] if rest else []
 
     def increment(self, messages: Sequence[Message]) -> list[Part]:
-        """Return what follows a closed turn: separator, the new messages, generation prompt.
+        """Return the text after a closed turn: separator, the new messages, generation prompt.
 
         Raises:
-            TemplateError: the text here depends on the history, or the template changes a content
-                in a way that cannot be replayed; with the reason and both texts.
+            TemplateError: the text depends on the history, or the template changes a content in a
+                way that abut cannot replay; shows both texts.
         """
         proved, masked = self._proved_for(messages)
         if not messages and proved.end != self._end:
@@ -250,19 +249,19 @@ class ChatTemplateProcessor:
         return turn_parts(render, render.control, self.thinking, self.report.stop_tokens, message)
 
     def knows(self, messages: Sequence[Message] = ()) -> bool:
-        """Return whether `increment` renders nothing for such messages: only abut's code runs."""
+        """Return whether `increment` runs only abut's own code for such messages."""
         if type(self) is not ChatTemplateProcessor:  # a subclass may do anything in `increment`
             return False
         return not messages or layout_of(messages) in self._by_layout
 
     def verdicts(self) -> tuple[NextVerdict, ...]:
-        """Judge each kind of next messages: can they be appended, and if not, why."""
+        """Return, for each kind of next messages, whether they can be appended, and if not, why."""
         return tuple(self._verdict(kind) for kind in NEXT_MESSAGES)
 
     # ---- text, as in trl-env
 
     def init_system_input(self, prompt: str) -> str:
-        """Return the system block alone, such that `append_user_input` can follow it.
+        """Return the system block alone, to be followed by `append_user_input`.
 
         The block has no separator at its end, because the user's turn begins with the separator.
         A conversation without a system message begins with `opening`.
@@ -279,13 +278,13 @@ class ChatTemplateProcessor:
         return opening.removesuffix(turn)
 
     def append_user_input(self, prompt: str) -> str:
-        """Return separator, user block and generation prompt, which follow a closed turn."""
+        """Return the text after a closed turn: separator, user block and generation prompt."""
         return "".join(self.increment([user(prompt)]))
 
     def parse_agent_output(self, completion: str) -> tuple[str, str]:
         """Return `(reasoning, action)` by the rules of `ThinkingFormat.split`.
 
-        The text of one stop token at the end belongs to neither.
+        One stop token at the end belongs to neither.
         """
         reasoning, action = self.thinking.split(self._without_stop(veiled(completion)))
         part = completion.part if isinstance(completion, Sampled) else str
@@ -295,8 +294,8 @@ class ChatTemplateProcessor:
         """Return the tool calls in an action, by the parser that `abut.template.calls` has proved.
 
         Raises:
-            TemplateError: no call can be read, because the template writes none that is known, or
-                it writes a stop token before the call.
+            TemplateError: abut cannot read calls, because it does not know the template's format,
+                or the template writes a stop token before the call.
         """
         parse, stops = self._parse_tool_calls, self.report.stop_tokens
         if parse is None:
@@ -308,7 +307,7 @@ class ChatTemplateProcessor:
         return parsed_as_sampled(lambda text: parse(self._without_stop(text)), action)
 
     def close_thinking(self, completion: str) -> list[Part]:
-        """Return the template's close of thinking in which a completion was cut; else `[]`."""
+        """Return the end of thinking if a completion was cut inside its thinking; else `[]`."""
         closing = self.thinking.closing(veiled(completion))
         return [Scaffold(closing)] if closing else []
 

@@ -41,7 +41,7 @@ class ProcessorCalls:
 
     Args:
         hf_processor: stays as it is; each call is one of a copy.
-        placeholder: stands in the text for an image.
+        placeholder: the text for an image.
     """
 
     def __init__(self, hf_processor: Any, placeholder: str) -> None:
@@ -70,7 +70,7 @@ class ProcessorCalls:
         return _output(heard.texts, dict(made))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text by itself, without any that the tokenizer adds."""
+        """Return the ids of a string by itself, without any that the tokenizer adds."""
         with self._lock:
             return tuple(self._processor.tokenizer.encode(text, add_special_tokens=False))
 

@@ -1,6 +1,6 @@
-"""Proves increments: the text found behind one history must be the same behind others.
+"""Proves increments: the text found after one history must be the same after others.
 
-Invariant: a text that differs behind any history that was tried gets no `Increment`.
+Invariant: a string that differs after any history that was tried gets no `Increment`.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _EARLIER: Message = {
 
 
 class _History(NamedTuple):
-    """A history behind which an increment is proved: messages, and how the turn is given.
+    """A history after which an increment is proved: messages, and how the turn is given.
 
     An `optional` one is skipped if the template refuses it, because no such conversation can come.
     """
@@ -66,7 +66,7 @@ class Prover:
         Args:
             rendering: of the template.
             eos: the EOS token of the tokenizer.
-            with_images: prove increments behind histories with images as well. A template may
+            with_images: prove increments after histories with images as well. A template may
                 count them: "Picture 2".
 
         Raises:
@@ -90,13 +90,13 @@ class Prover:
         return self._calling is not None
 
     def prove(self, masked: Masked) -> Increment:
-        """Return the increment of one shape, the same behind every history.
+        """Return the increment of one shape, the same after every history.
 
-        The increment of no messages is the text that asks for one more turn behind a turn.
+        The increment of no messages is the text that asks for one more turn after a turn.
 
         Raises:
             TemplateError: the template does not take such messages, its text depends on the
-                history, or a turn's end stands inside the turn before them.
+                history, or a turn's end is inside the turn before them.
         """
         new = masked.messages
         layout, first = self._find_layout(masked)
@@ -120,7 +120,7 @@ class Prover:
     def _moves(
         self, layout: TurnLayout, new: Sequence[Message], first: str, ending: str
     ) -> tuple[str, ...]:
-        """Prove that a history changes nothing but where some texts stand; return these moves.
+        """Prove that a history changes nothing but where some texts are; return these moves.
 
         `ending` is the end of `first` from the token that ends the turn.
         """
@@ -305,7 +305,7 @@ class Prover:
 
 
 def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
-    """Return how much of `first` stands behind the one piece, with the marker, added in `tail`.
+    """Return how much of `first` is after the one piece, with the marker, added in `tail`.
 
     None if `tail` is not `first` with one piece put in.
     """
@@ -319,7 +319,7 @@ def _behind_inserted(tail: str, first: str, marker: str) -> int | None:
 def _ends_on(tail: str, first: str, marker: str, new: Sequence[Message]) -> bool:
     """Return whether `tail` is `first` up to the end of the new messages, with the text there.
 
-    Unsloth's Gemma 4 ends the turn behind that text, and goes on with it where there is none.
+    Unsloth's Gemma 4 ends the turn after that text, and continues with it where there is none.
     """
     before, found, _ = tail.partition(marker)
     before = before[: len(commonprefix([before, first]))]

@@ -45,7 +45,7 @@ class Rendering:
             `[{"type": "text", "text": ...}]`. They are given to it in that form.
         veil: hides what the definitions of tools spell of control tokens.
         in_strings: the roles of which no probe wrote two text blocks. They are joined.
-        joints: by role, what stands between two text blocks in the prompt; None where blocks are
+        joints: by role, what is between two text blocks in the prompt; None where blocks are
             not written as one string would be.
         has_developer: whether the template writes messages of the role `developer`. They are given
             to other templates as `system`.
@@ -161,14 +161,14 @@ class Rendering:
         add_generation_prompt: bool = True,
         keys: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text after the last word of the assistant turn behind `history`.
+        """Return the text after the last word of the assistant turn after `history`.
 
         Args:
             history: the messages before the turn.
             layout: how the turn is given to the template.
             new: the messages that the turn is made for: it calls the tools that answer in them.
-            follow: the messages that are rendered behind the turn; None: `new`.
-            thinking: stands before the answer, in the content.
+            follow: the messages that are rendered after the turn; None: `new`.
+            thinking: put before the answer, in the content.
             add_generation_prompt: whether the model is asked for its next turn.
             keys: more keys of the turn's message, such as `reasoning_content`.
 
@@ -192,7 +192,7 @@ class Rendering:
         return list(zip(pieces[:-1:2], pieces[1::2], strict=True))
 
     def after_token(self, text: str, count: int) -> str:
-        """Return the text behind the first `count` control tokens."""
+        """Return the text after the first `count` control tokens."""
         return self.pattern.split(text, maxsplit=count)[-1]
 
     def _as_taken(self, message: Message) -> Message:
@@ -240,7 +240,7 @@ class Rendering:
     ) -> tuple[bool, bool, bool]:
         """Try whether the template writes a string, one text block, and two text blocks.
 
-        A template that writes the list itself, with brackets and keys, knows nothing of blocks.
+        A template that writes the list itself, with brackets and keys, does not know blocks.
         """
 
         def written(content: Any, *words: str) -> bool:

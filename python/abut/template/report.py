@@ -1,6 +1,6 @@
 """Reports on a chat template: which messages can follow a turn, and what it changes in the past.
 
-Changes of the past are reported and never refused, because a trajectory is append-only.
+Changes of the past are reported, but not refused, because a trajectory is append-only.
 """
 
 from dataclasses import dataclass
@@ -33,11 +33,10 @@ class NextVerdict:
 
     Attributes:
         kind: of the messages that come next, a key of `NEXT_MESSAGES`.
-        appendable: true if it is proved that the template writes the same text for them behind
-            every history.
+        appendable: True if the template provably writes the same text for them after every history.
         because: why they are not appendable, in one line; `""` if they are.
-        stop: the control token on which the turn before them ends; `""` if not appendable.
-        scaffold: the text that is written after it, with `{}` for each content.
+        stop: the control token that ends the turn before them; `""` if not appendable.
+        scaffold: the text after that token, with `{}` for each content.
         contents: how the template changes each content: the name of a `ContentRule`, or
             `"compared"` if each content is compared with the real render.
         notes: other effects of the template, one sentence each.
@@ -78,15 +77,15 @@ class TemplateReport:
 
     Attributes:
         separator: the text between a closed turn and the next header.
-        generation_prompt: the text that asks the model for its turn.
+        generation_prompt: the text that starts the model's turn.
         end_token: the control token that ends a turn.
         stop_tokens: the tokens that end a turn, in the order of `stop_token_ids`.
-        history_thinking: `"stripped"` if the template drops thinking from earlier turns, be it
-            the answer's or the generation prompt's own. A trajectory keeps it all the same.
-        notes: changes that the template would have made in the past, and messages that it does not
-            take; one sentence each.
-        image_roles: the roles in whose messages it writes images, where it was given an
-            `ImageProcessor`; `notes` say why not in those of others.
+        history_thinking: `"stripped"` if the template removes thinking from earlier turns, the
+            answer's or the generation prompt's own; else `"kept"`. A trajectory always keeps it.
+        notes: changes that the template would make in the past, and messages that it does not
+            accept; one sentence each.
+        image_roles: the roles whose messages may have images, with an `ImageProcessor`; `notes` say
+            why other roles may not.
     """
 
     separator: str
@@ -112,11 +111,11 @@ def probe(
     Args:
         render: of the template.
         increment: that of a user message.
-        generation_prompt: what asks the model for its turn.
+        generation_prompt: the text that starts the model's turn.
         stop_tokens: the tokens that end a turn.
-        no_tools: why tool messages are refused, `""` where the template writes no calls; None:
+        no_tools: why tool messages are refused, `""` if the template does not write calls; None if
             they are not refused.
-        opened: the generation prompt has begun the thinking.
+        opened: True if the generation prompt begins the thinking.
     """
     prompt = render([user()])
     end = increment.end

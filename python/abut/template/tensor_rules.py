@@ -19,7 +19,7 @@ def cat(rows: Sequence[Sequence[Any]]) -> Any:
 
 
 def padcat(rows: Sequence[Sequence[Any]]) -> Any:
-    """As `cat`, with zeros behind all other dimensions: LLaVA-NeXT has tiles in the second one."""
+    """As `cat`, with zeros after all other dimensions: LLaVA-NeXT has tiles in the second one."""
     import torch
 
     return torch.cat(_padded([image for row in rows for image in row], from_dimension=1))

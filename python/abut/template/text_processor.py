@@ -1,8 +1,8 @@
 """Adapts a text processor of three methods to typed parts.
 
 Invariant: the scaffold around a message is found by calling the processor, and replaying it gives
-the text that the processor writes for the real message. If that cannot be shown, `TemplateError`
-says which call and why.
+the text that the processor writes for the real message. If this does not hold, a `TemplateError`
+names the call and the reason.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ def as_parts_processor(
     end_token: str | None = None,
     stop_token_ids: Sequence[int] = (),
 ) -> PartsProcessor:
-    """Return the processor itself if it gives parts, else an adapter that finds its scaffold.
+    """Return the processor itself if it returns parts, else an adapter that finds its scaffold.
 
     A processor with only the three text methods is called with a placeholder and with the real
-    text; the two must differ in the content alone. It takes a system message (or none: then
-    nothing is written for it) and user messages, one at a time.
+    text; the two results must differ only in the content. It accepts an optional system message and
+    user messages, one at a time.
 
     Args:
-        processor: of either kind.
+        processor: a processor of either kind.
         hf_tokenizer: a transformers tokenizer.
         end_token: ends the turns of a text processor; None: the tokenizer's EOS token.
-        stop_token_ids: on which they end besides.
+        stop_token_ids: more ids that end turns.
 
     Raises:
-        TemplateError: no token ends a turn.
+        TemplateError: there is no token that ends a turn.
     """
     if isinstance(processor, PartsProcessor):
         return processor

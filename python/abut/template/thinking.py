@@ -56,10 +56,10 @@ class ThinkingFormat:
         close: the text that ends it.
         between: the whole text between thinking and answer: the close, the whitespace around it,
             headers.
-        answer: a header that stands before every answer; it is not part of the action.
+        answer: a header before every answer, which is not part of the action.
         restart: the text that begins the next message of the same turn, in templates in which
             thinking, answer and tool calls are messages of their own (gpt-oss).
-        opened: true if the generation prompt has begun the thinking, so that a completion goes on
+        opened: true if the generation prompt has begun the thinking, so that a completion continues
             inside it.
         act: the text that ends thinking before tool calls, if it is not `close`. It begins the
             action.
@@ -82,7 +82,7 @@ class ThinkingFormat:
 
         - Thinking that is closed ends at the first close: an open inside it opens nothing. Each
           block of reasoning is stripped of whitespace, the action of the newlines around it, which
-          the format asks for; its spaces stay. An empty line stands between two blocks.
+          the format asks for; its spaces stay. An empty line is between two blocks.
         - Thinking that is not closed is all reasoning; the action is `""`.
         - Without thinking the completion is the action, character for character.
 
@@ -189,13 +189,13 @@ def find_thinking(render: Render, generation_prompt: str) -> ThinkingFormat:
     """Find the format in which a template writes the thinking of an answer.
 
     The probes are an answer and a tool call, with thinking in the fields from which templates read
-    it. A template may write none of it and still know thinking: it then drops Gemma's format from
+    it. A template may not write them and still know thinking: it then drops Gemma's format from
     an earlier answer. If nothing shows (DeepSeek-R1, Llama 3) the format is `<think>…</think>`,
     because a completion without thinking is the same in every format.
 
     Args:
         render: renders with the template, or raises `TemplateError`.
-        generation_prompt: what asks the model for its turn.
+        generation_prompt: the text that starts the model's turn.
     """
     found = next(_formats(render, generation_prompt), None)
     if found is None:
@@ -277,14 +277,14 @@ def _answer_header(render: Render, empty: str = "") -> str:
 
 
 def _behind_user(render: Render, turn: Message | None = None) -> str | None:
-    """Return the text behind a user message: the turn, or what asks for one; None if refused."""
+    """Return the text after a user message: a turn or the generation prompt; None if refused."""
     messages = [user()] if turn is None else [user(), turn]
     text = render_or_none(render, messages, add_generation_prompt=turn is None)
     return None if text is None else after_user(text)
 
 
 def after_user(rendered: str) -> str:
-    """Return the text behind the probe's user message.
+    """Return the text after the probe's user message.
 
     The text before it may change with the answer, because some system prompts do.
     """

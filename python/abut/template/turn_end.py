@@ -2,8 +2,8 @@
 
 Two renders are compared: the turn as the last message, and the turn with messages after it. The
 text that both have belongs to the turn, and its last control token ends the turn. Two kinds of
-template do otherwise. Some write nothing after a turn, so the token that opens the next message
-ends it (GLM). Some write the end of the last turn otherwise than the end of earlier ones (gpt-oss).
+template differ. In some, there is no text after a turn, so the token that opens the next message
+ends it (GLM). Others write the end of the last turn differently from earlier turns (gpt-oss).
 """
 
 import re
@@ -43,14 +43,14 @@ class TurnEnd:
     count: int
 
     def before_stop(self, end_of_user: str) -> tuple[str, ...]:
-        """Return the texts that may stand between a turn's last word and `token`, longest first.
+        """Return the texts that may be between a turn's last word and `token`, longest first.
 
         A template may close the text there (Cohere's <|END_RESPONSE|>), and the message (Kimi K3).
         A turn that called has only its message closed, as the user's is. A turn that was cut may
         have only the begin of its end, from the first tag on. Whitespace alone is text.
 
         Args:
-            end_of_user: the text behind the content of a user message.
+            end_of_user: the text after the content of a user message.
         """
         whole = self.text.removesuffix(self.token)
         ends = {whole, common_suffix(whole, end_of_user.rpartition(self.token)[0])}
@@ -69,7 +69,7 @@ class TurnInside:
     Attributes:
         thinking: in turns that think before they answer or call. Empty where the generation prompt
             has closed the thinking, because no such turn comes then.
-        calls: in turns that call a tool, with text beside the call and without. A token that the
+        calls: in turns that call a tool, with text next to the call and without. A token that the
             template writes only where such a turn is the last one, and not where the tool's result
             follows, is not among them: the model may say the turn without it (Nemotron Nano 2).
     """
@@ -96,7 +96,7 @@ class TurnInside:
         )
 
     def check_thinking(self, stops: Sequence[str]) -> None:
-        """Raise `TemplateError` if a stop token stands between thinking and what follows it."""
+        """Raise `TemplateError` if a stop token is between thinking and what follows it."""
         for token in filter(self.thinking.__contains__, stops):
             raise TemplateError(
                 f"the template ends turns with {token!r} and also writes it inside a turn, after "
@@ -107,7 +107,7 @@ class TurnInside:
             )
 
     def check_calls(self, stops: Sequence[str]) -> None:
-        """Raise `TemplateError` if a stop token stands before a call of the same turn."""
+        """Raise `TemplateError` if a stop token is before a call of the same turn."""
         for token in filter(self.calls.__contains__, stops):
             raise TemplateError(
                 f"the template ends turns with {token!r} and also writes it inside a turn, before "
@@ -227,8 +227,8 @@ def end_of_calls(
 ) -> TurnEnd:
     """Return the end of a turn that called tools.
 
-    A template that writes an id into a call only once it is answered writes nothing of the two
-    tails alike. Then only a known end of a turn can be told from the text that closes the calls.
+    If a template writes an id into a call only once it is answered, the two tails have nothing in
+    common. Then only a known end of a turn can be told from the text that closes the calls.
 
     Args:
         rendering: of the template.
@@ -241,7 +241,7 @@ def end_of_calls(
         what: the roles of the messages that follow, for errors.
 
     Raises:
-        TemplateError: no control token ends the turn, or none that can be told apart.
+        TemplateError: no control token ends the turn, or abut cannot tell which one does.
     """
     ours, theirs = rendering.tokens(tail), rendering.tokens(last)
     alike = commonprefix([ours, theirs])
@@ -274,7 +274,7 @@ def _known_end(
     contents: Sequence[str],
     what: str,
 ) -> TurnEnd:
-    """Return the first known end of a turn that stands in both tails.
+    """Return the first known end of a turn that is in both tails.
 
     It may be missing in the last turn, if that is left open just before it.
     """

@@ -62,8 +62,8 @@ class TurnLayout:
         Args:
             new: the messages that follow; the turn calls the tools that answer in them.
             stem: an alphanumeric beginning that occurs in none of these messages.
-            thinking: stands in the content, before the answer or beside the calls.
-            repeat: how often the last call stands in the turn.
+            thinking: put into the content, before the answer or next to the calls.
+            repeat: how often the last call is in the turn.
         """
         if self.calls == "none":
             answer = stem + "answer"

@@ -2,7 +2,7 @@
 
 Invariant: nothing that a definition says becomes a control token, because definitions come from
 anywhere (MCP servers write them). The template gets a word of abut's in the place of each control
-token, and of each piece that could become one together with the text beside it. The text around
+token, and of each piece that could become one together with the text next to it. The text around
 the definitions stays scaffold.
 """
 
@@ -77,7 +77,7 @@ class VeiledTools:
 
 
 def _edges(tokens: Sequence[str]) -> "tuple[re.Pattern[str], re.Pattern[str]]":
-    """Return patterns for a text's beginning that ends a token, and its end that begins one.
+    """Return patterns for a string's beginning that ends a token, and its end that begins one.
 
     Letters and digits alone are left: templates read words such as `string`.
     """

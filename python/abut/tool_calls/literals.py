@@ -161,7 +161,7 @@ _WINDOW = 8192
 def read_json(text: str, at: int) -> tuple[Any, int]:
     """Return the next object or list, and where it ends; strictly, as `load_json` does.
 
-    A value is read up to the first character that cannot follow. So even a text full of broken
+    A value is read up to the first character that cannot follow. So even a string full of broken
     values is read about twice, not once for each value: a broken value that runs past the tag of
     the next one has this tag inside a string. From there on, one of the two is inside a string and
     the other is not, so one of them breaks at the next tag.

@@ -1,6 +1,6 @@
 """Reads arguments that are written one by one.
 
-Invariant: a value that is text ends at the first close with a text behind it that may follow a
+Invariant: a value that is text ends at the first close with a string after it that may follow a
 value, so that it may spell a close itself. It never goes past the end of its call.
 """
 
@@ -29,7 +29,7 @@ class ParametersReader:
             `<parameter=a>b>`. Only a schema can tell that they are some.
 
     Attributes:
-        open: what stands before a key.
+        open: what is before a key.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class ParametersReader:
         return read
 
     def _key(self, match: re.Match[str], schema: Schema) -> tuple[str, re.Match[str]]:
-        """Return the key that `match` found, and the match that ends behind its mark.
+        """Return the key that `match` found, and the match that ends after its mark.
 
         Raises:
-            Wrong: several keys of the schema fit, and not exactly one of them has the mark behind
+            Wrong: several keys of the schema fit, and not exactly one of them has the mark after
                 it that the template writes.
         """
         key, text, start = match["key"].strip(), match.string, match.start("key")
@@ -143,7 +143,7 @@ class ParametersReader:
         return (plain if key not in schema and plain in schema else key), match
 
     def _wrong(self, text: str, at: int) -> Wrong:
-        """Return the error for a text that is neither a parameter nor the close of a call."""
+        """Return the error for a string that is neither a parameter nor the close of a call."""
         place = skip_space(text, at)
         if self.open and (opened := self._begun.match(text, place)) is not None:
             behind, tag = missing(text, opened.end(), self._mark)
@@ -155,7 +155,7 @@ class ParametersReader:
 
 
 class _MarkReader:
-    """Reads the values behind one mark."""
+    """Reads the values after one mark."""
 
     def __init__(self, mark: Mark, follows: str, syntax: CallSyntax) -> None:
         self._mark = mark

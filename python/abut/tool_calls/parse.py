@@ -135,17 +135,17 @@ def parse_tool_calls(
     """Find the tool calls in an action.
 
     Args:
-        text: a completion without its thinking and its stop token. What the engine hands to an
-            environment knows where control tokens were sampled: those that are only spelled begin
-            no call.
-        format: how its family writes calls.
-        tools: JSON schemas of the tools. `qwen3_coder` and `glm` write text and numbers alike:
-            where the schema of a parameter says what it is, it is read as that. Where it does not
-            fit, or nothing is said, it stays text.
+        text: a completion without its thinking and its stop token. The actions that the engine
+            passes to an environment know which control tokens were sampled; those that are only
+            spelled do not begin a call.
+        format: the format of the model's family.
+        tools: JSON schemas of the tools. `qwen3_coder` and `glm` do not distinguish text and
+            numbers, so a value is read as the type that its schema names. It stays text without a
+            schema, or if it does not fit.
 
     Raises:
         ValueError: an unknown `format`; never for what the text holds.
-        TypeError: a tool is no JSON schema, but a function, say.
+        TypeError: a tool is not a JSON schema, but for example a function.
     """
     if format not in READERS:
         raise ValueError(f"format={format!r}: must be one of {', '.join(get_args(ToolCallFormat))}")

@@ -34,7 +34,7 @@ class Wrong(Exception):
 
 
 Found: TypeAlias = tuple[int, int, Sequence[ToolCall | Wrong]]
-"""First character, the one behind the last, and the calls between: none in a mere header."""
+"""First character, the one after the last, and the calls between: none in a mere header."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MalformedCall:
     start: int
     """First character in the text that was parsed."""
     end: int
-    """The position behind its last character."""
+    """The position after its last character."""
     error: str
     """The position, counted from 0 in the text, and the reason."""
     text: str
@@ -65,7 +65,7 @@ Parse: TypeAlias = Callable[[str], ParsedCalls]
 
 
 def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
-    """Separate the calls that were found in a text from the text around them."""
+    """Separate the calls that were found in a string from the text around them."""
     calls: list[ToolCall] = []
     malformed: list[MalformedCall] = []
     around: list[str] = []
@@ -84,7 +84,7 @@ def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
 
 
 def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:
-    """Parse a text in which the control tokens of a call count only if they were sampled.
+    """Parse a string in which the control tokens of a call count only if they were sampled.
 
     Args:
         parse: the parser.

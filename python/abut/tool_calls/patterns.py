@@ -16,7 +16,7 @@ SLOTS = {"name": NAME, "id": r"[^\s<>{}()\[\]\"'|=,;]+", "number": r"\d+"}
 
 
 def core(text: str) -> str:
-    """Return a pattern of a text, with any whitespace between its tags and words."""
+    """Return a pattern of a string, with any whitespace between its tags and words."""
     pieces = [piece for piece in _PIECES.split(text.strip()) if piece and piece.strip()]
     return r"\s*+".join(map(re.escape, pieces))
 
@@ -27,7 +27,7 @@ def loose(text: str) -> str:
 
 
 def tags(text: str, ordinary: Collection[str] = ()) -> list[str]:
-    """Return the tags in a text, except ordinary ones, which also stand in turns without calls."""
+    """Return the tags in a string, except ordinary ones, which also are in turns without calls."""
     return [tag.rstrip() for tag in TAG.findall(text) if tag not in ordinary]
 
 

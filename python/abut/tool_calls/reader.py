@@ -16,7 +16,7 @@ from abut.tool_calls.syntax import CallSyntax, NamedBody
 
 
 class CallReader:
-    """Reads the calls of one syntax; it keeps nothing of a text."""
+    """Reads the calls of one syntax; it keeps nothing of a string."""
 
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
@@ -49,7 +49,7 @@ class CallReader:
         self._untagged_begin = re.compile(_untagged_begin(syntax))
 
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
-        """Yield the calls in a text, in order; see `Found`."""
+        """Yield the calls in a string, in order; see `Found`."""
         read = self._body(text, schemas)
         places = self._tagged(text, read) if self._is_tagged else self._untagged(text, read)
         free = 0
@@ -123,7 +123,7 @@ class CallReader:
         return Wrong(place, f"expected {tag}")
 
     def _to_next(self, text: str, end: int) -> int:
-        """Return where the next call begins, if only a separator of calls stands before it."""
+        """Return where the next call begins, if only a separator of calls is before it."""
         if not self._syntax.between.strip():
             return end
         match = self._between.match(text, end)
@@ -132,9 +132,9 @@ class CallReader:
         return match.end()
 
     def _broken_end(self, edges: Finder, text: str, behind: int, wrong: Wrong) -> int:
-        """Return where a broken call ends: behind its close, or where the next one begins.
+        """Return where a broken call ends: after its close, or where the next one begins.
 
-        A tag with nothing of a call behind it ends at once: prose may name the tag, and the rest of
+        A tag with nothing of a call after it ends at once: prose may name the tag, and the rest of
         the prose is content.
         """
         edge = edges.find(behind if wrong.end is None else wrong.end)
@@ -255,8 +255,8 @@ class Around:
     """Finds the texts around calls that belong to them: headers, closes, control tokens.
 
     Args:
-        leads: texts that may stand directly before calls.
-        control: tokens that may stand there, and between the last call and the end of the text.
+        leads: texts that may be directly before calls.
+        control: tokens that may be there, and between the last call and the end of the text.
     """
 
     def __init__(self, leads: Sequence[str], control: Collection[str]) -> None:
@@ -272,7 +272,7 @@ class Around:
         return start
 
     def end(self, text: str, at: int) -> int:
-        """Return the end of the text if only control tokens stand behind the calls, else `at`."""
+        """Return the end of the text if only control tokens are after the calls, else `at`."""
         place = skip_space(text, at)
         while place < len(text):
             size = next((n for n in self._lengths if text[place : place + n] in self._control), 0)
@@ -282,7 +282,7 @@ class Around:
         return place
 
     def is_behind_control(self, text: str, start: int) -> bool:
-        """Return whether calls may begin here: first in the text, or behind a control token."""
+        """Return whether calls may begin here: first in the text, or after a control token."""
         end = _without_space(text, 0, start)
         return end == 0 or any(text[max(end - n, 0) : end] in self._control for n in self._lengths)
 

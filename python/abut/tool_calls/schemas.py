@@ -94,8 +94,8 @@ class ToolSchema:
         Args:
             schema: it may hold itself; each part is judged once.
             judge: looks at the keywords of one part alone.
-            is_silence_ignored: whether a choice that does not say allows anything. The choices of
-                a parameter's type do, but one that does not name the parameter says nothing of it.
+            is_silence_ignored: whether a choice without a verdict allows anything. The choices of a
+                parameter's type do, but one that does not name the parameter does not count.
         """
         known: dict[int, Verdict] = {}
 
@@ -125,7 +125,7 @@ class ToolSchema:
         return of(schema)
 
     def _parts_first(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield a schema and all that it is composed of, each once, behind its own parts.
+        """Yield a schema and all that it is composed of, each once, after its own parts.
 
         Without recursion, since a schema may be nested deeper than Python calls.
         """
@@ -167,7 +167,7 @@ def parameter_schemas(tools: Sequence[Any] | None) -> Schemas:
     """Return the schema of each tool; with OpenAI's wrapper or without.
 
     Raises:
-        TypeError: a tool is no JSON schema, but a function, say.
+        TypeError: a tool is not a JSON schema, but for example a function.
     """
     schemas: dict[str, ToolSchema] = {}
     for k, tool in enumerate(tools or ()):

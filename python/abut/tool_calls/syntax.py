@@ -27,7 +27,7 @@ Slot: TypeAlias = Literal["name", "id", "number"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A slot in the header of a call, and the text behind it."""
+    """A slot in the header of a call, and the text after it."""
 
     slot: Slot
     text: str
@@ -74,7 +74,7 @@ class NamedBody:
     arguments: Parameters | None = None
     """None if they are one JSON object."""
     before_id: str = ""
-    """The text between the name and an optional id behind it."""
+    """The text between the name and an optional id after it."""
     id_begin: str | None = None
     """The beginning of an id that is made of the name and the number, as in `functions.f:0`; None
     if there is no such id."""
@@ -91,16 +91,16 @@ class CallSyntax:
     between: str = ""
     end: str = ""
     ordinary: frozenset[str] = field(default=frozenset())
-    """Tags that also stand in turns without calls, so that they begin no call."""
+    """Tags that also occur in turns without calls, so they do not begin a call."""
     text_before: bool = True
-    """True if text may stand before calls that no tag begins."""
+    """True if text may be before calls that no tag begins."""
     marks: tuple[str, ...] = ()
-    """Tags that may stand before calls that no tag begins. Only calls stand behind them."""
+    """Tags that may be before calls that no tag begins. Only calls are after them."""
     leads: tuple[str, ...] = ()
     """Texts directly before calls that belong to them: the close of the text before the calls, or
     the header of a message of their own."""
     text_open: str = ""
     """The tag that opens the text before calls and no other text (Llama 4's <|python_start|>)."""
     control: frozenset[str] = field(default=frozenset())
-    """The control tokens of the tokenizer. They are not text if they stand directly before calls,
-    or between the last call and the end. Calls that no tag begins may begin behind one."""
+    """The control tokens of the tokenizer. They are not text if they are directly before calls,
+    or between the last call and the end. Calls that no tag begins may begin after one."""

@@ -50,7 +50,7 @@ def cut_short(minted: Iterable[Any], trained: Collection[str]) -> AgentResult:
 def _without_rewards(
     minted: Iterable[Any], trained: Collection[str], extras: Mapping[str, float]
 ) -> AgentResult:
-    """Return a result that trains nothing.
+    """Return a result without anything to train.
 
     Only the seats that are never trained get a reward of None here. Tables and records then show a
     trained seat's conversation for the rollout.

@@ -235,7 +235,7 @@ def _is_measured(scored: Scoring, state: Any) -> bool:
 
 
 def _client() -> Any:
-    """Return a client that shares its connections among all rollouts, under each one's own key."""
+    """Return a client that shares its connections among all rollouts, each with its own key."""
     from openai import AsyncOpenAI
 
     # abut bounds the time of a turn. A client with a shorter timeout would request it again.

@@ -15,7 +15,7 @@ SeatSettings = Mapping[str, Mapping[str, Any]]
 _OPEN_HARNESS = "bash"
 """The harness that verifiers gives to a seat for which neither taskset nor environment has one."""
 _CHAT_PROGRAM = "null"
-"""The harness of verifiers that ours stands in for."""
+"""The harness of verifiers that abut's harness replaces."""
 
 
 def load_env(
@@ -27,7 +27,7 @@ def load_env(
     harness: str | Mapping[str, Any] | None,
     runtime: str | Mapping[str, Any] | None,
 ) -> Any:
-    """Return the `verifiers.v1.Env` of a taskset; the arguments are those of `verifiers_env`.
+    """Return the `verifiers.v1.Env` of a taskset, for the arguments of `verifiers_env`.
 
     Raises:
         ValueError: the configuration cannot be used in training.

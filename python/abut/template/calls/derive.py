@@ -36,14 +36,14 @@ _TWO: dict[str, Any] = {KEY: OTHER_VALUE}
 
 @dataclass(frozen=True)
 class _Placed:
-    """The position of a call's body in a text.
+    """The position of a call's body in a string.
 
     Attributes:
         start: of its first slot, or of its object.
-        end: behind its object or its last value.
+        end: after its object or its last value.
         kind: how it is written: `object`, or a name and arguments that are one `whole` object or
             `parameters`.
-        header: the slots before the arguments, and the text behind each.
+        header: the slots before the arguments, and the text after each.
         object: where it is one.
     """
 
@@ -153,7 +153,7 @@ def _two_calls(probe: CallProbe, kind: str) -> tuple[str, _Placed, _Placed] | No
 def _placings(
     text: str, at: int, name: str, arguments: dict[str, Any], number: int
 ) -> Iterator[_Placed]:
-    """Yield the positions at which the call may stand behind `at`."""
+    """Yield the positions at which the call may be after `at`."""
     named = text.find(name, at)
     ((key, value),) = arguments.items()
     if named < 0 or value not in text[named:]:
@@ -273,7 +273,7 @@ def _parameters(
 
 
 def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
-    """Return the text between a turn's words and its first call; None if no words stand there."""
+    """Return the text between a turn's words and its first call; None if no words are there."""
     try:
         text = probe.written([(NAME, _ONE)], content=CONTENT)
     except TemplateError:
@@ -288,14 +288,14 @@ def _behind_content(probe: CallProbe, placed: _Placed) -> str | None:
 
 
 def _open_of_text(probe: CallProbe, ordinary: Collection[str]) -> str:
-    """Return the tag before the text beside calls, if no other text of a turn stands behind it."""
+    """Return the tag before the text next to calls, if no other text of a turn is after it."""
     head = probe.written([(NAME, _ONE)], content=CONTENT).partition(CONTENT)[0].strip()
     is_tag = TAG.fullmatch(head) is not None and head not in ordinary
     return head if is_tag else ""
 
 
 def _close_of_text(probe: CallProbe) -> str:
-    """Return the tag that closes the text before calls, if the template requires such a text.
+    """Return the tag that closes the text before calls, if the template requires such text.
 
     Command A Reasoning writes that text as thinking, and a policy may call without thinking.
     """
@@ -322,7 +322,7 @@ def _taken_apart(before: str, middle: str, after: str) -> tuple[str, str, str, s
 
 
 def _behind_tags(text: str, ordinary: Collection[str]) -> str:
-    """Return the text behind the last of these tags."""
+    """Return the text after the last of these tags."""
     ends = [match.end() for match in TAG.finditer(text) if match[0] in ordinary]
     return text[max(ends, default=0) :]
 
@@ -331,8 +331,8 @@ def asked_syntax(prompt: str, written: CallSyntax) -> CallSyntax | None:
     """Return the syntax of an example call in the prompt: a word, then calls in a list.
 
     Phi-4 mini is asked for `functools[{"name": [function name], "arguments": ...}, ...]`, and its
-    template writes the objects alone. Lists with no word before them are no syntax of their own:
-    that such a prompt asks for calls is no reason to take each list in an answer for some.
+    template writes the objects alone. Lists with no word before them are not syntax of their own:
+    that such a prompt asks for calls is not a reason to take each list in an answer for some.
 
     Args:
         prompt: the text that the template writes before the first user message.

@@ -20,7 +20,7 @@ def call_marks(probe: CallProbe, rest: str) -> tuple[Mark, ...] | None:
 
     Args:
         probe: gives calls to the template.
-        rest: the text behind the close of the last value.
+        rest: the text after the close of the last value.
     """
     marks: list[Mark] = []
     for value in (VALUE, HARD):
@@ -79,7 +79,7 @@ def _of_string(behind: str, value: str, *, literal: bool = False) -> Mark | None
 
 
 def _of_other(behind: str, value: Any, of_text: str) -> Mark | None:
-    """Return the mark of a value that is not a text: JSON, Python or a notation of its own."""
+    """Return the mark of a value that is not a string: JSON, Python or a notation of its own."""
     scalar = json.dumps(value)
     for spelled in (scalar, json.dumps(value, separators=(",", ":")), str(value)):
         at = behind.rfind(spelled)

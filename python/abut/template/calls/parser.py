@@ -45,19 +45,19 @@ def tool_call_parser(
 
     The candidates are the one format that no template spells out (`harmony`), the syntaxes derived
     from the template, and `parse_response` of transformers if the tokenizer has a response
-    template. The parser that gives back the most wins: several calls, text before them, no
-    arguments, hard texts, values of each kind.
+    template. The parser that returns the most cases correctly wins: several calls, text before
+    them, no arguments, difficult texts, values of each kind.
 
     Args:
         hf_tokenizer: a transformers tokenizer.
         render: renders with its template, or raises `TemplateError`.
         tools: JSON schemas or functions, as for `apply_chat_template`.
         stops: the texts of the tokens that end a turn.
-        thinking: how the template writes thinking; the parser gets the text behind it.
+        thinking: how the template writes thinking; the parser gets the text after it.
 
     Raises:
-        TemplateError: the template writes no tool calls, or none that a candidate reads, or it
-            raises when it renders one.
+        TemplateError: the template does not write tool calls, no candidate can read them, or the
+            template raises when it renders one.
     """
     schemas = [schema_of(tool) for tool in tools or ()]
     of_parameters = parameter_schemas(schemas)
@@ -181,12 +181,12 @@ class CallProof:
 
     @property
     def writes_text_before(self) -> bool:
-        """Return whether the template writes the text beside calls before the calls."""
+        """Return whether the template writes the text next to calls before the calls."""
         text = self._written(CALLS[:1], content=CONTENT)
         return text is not None and 0 <= text.find(CONTENT) < text.find(NAME)
 
     def gives_back(self, parse: Parse, calls: Sequence[tuple[str, dict[str, Any]]]) -> bool:
-        """Return whether the calls come back, and rendered again are the same text."""
+        """Return whether the parser returns the calls, and their render is the same text."""
         written = self._written(calls)
         if written is None:
             return False

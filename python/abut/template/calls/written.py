@@ -58,7 +58,7 @@ class CallProbe:
     thinking: ThinkingFormat | None = None
 
     def written(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
-        """Return the text of a turn with these calls, behind the generation prompt.
+        """Return the text of a turn with these calls, after the generation prompt.
 
         Raises:
             TemplateError: the template does not render it.
@@ -74,13 +74,13 @@ class CallProbe:
         return written.rpartition(CONTENT)[2] if self.content and "content" not in keys else written
 
     def behind_prompt(self, message: dict[str, Any]) -> str:
-        """Return the text of a message, behind the generation prompt."""
+        """Return the text of a message, after the generation prompt."""
         written = after_user(self.render([user(), message], add_generation_prompt=False))
         said = after_common_prefix(written, self.prompt)
         return said if self.thinking is None else said[self.thinking.begun(said) :]
 
     def end_of_user(self) -> str:
-        """Return the text behind the content of a user message; `""` if that is not known."""
+        """Return the text after the content of a user message; `""` if that is not known."""
         return after_user(render_or_none(self.render, [user()], add_generation_prompt=False) or "")
 
     @cached_property
@@ -134,7 +134,7 @@ def turn_parts(
     stops: Sequence[str],
     message: Message,
 ) -> list[Part]:
-    """Return a turn of the policy behind the generation prompt, its stop token included.
+    """Return a turn of the policy after the generation prompt, its stop token included.
 
     Args:
         render: renders with the template.
@@ -198,9 +198,9 @@ class Turns:
     """The text of turns without calls, none of which can tell where a call begins or ends.
 
     Attributes:
-        tags: every tag that stands in such a turn.
+        tags: every tag that is in such a turn.
         text_close: the text that closes an answer before the turn ends. In a turn that also calls
-            it stands before the calls.
+            it is before the calls.
         header: the text that asks the model for its turn.
 
     Args:
@@ -232,7 +232,7 @@ class Turns:
         return self._ends.split(self._without_end(text), maxsplit=1)[0]
 
     def before_end(self, text: str) -> str:
-        """Return the part of a text behind a call that stands before the end of the turn."""
+        """Return the part of a string after a call that is before the end of the turn."""
         return self._any_end.split(self._without_end(text), maxsplit=1)[0]
 
     def _without_end(self, text: str) -> str:
