@@ -172,7 +172,7 @@ def test_a_trainer_that_trains_no_pixels_is_refused_before_anything_is_played(
     )
     assert not sampler.calls
     trainer.rollout_func = make_rollout_func(env(texts=([block(picture(1))],)), sampler=sampler)
-    with pytest.raises(TypeError, match=r"rollout train-0-0-0-\w+ has an image, and Trainer"):
+    with pytest.raises(TypeError, match=r"rollout train-0-0-0-\w+ has an image, but Trainer"):
         trainer._generate_and_score_completions([{"prompt": "a"}] * 2)
 
 
@@ -182,7 +182,7 @@ def test_a_role_whose_images_are_not_written_names_the_prompt(hf_processor: Any)
     made = make_rollout_func(Quiet, sampler=sampler)
     trainer = trainer_of(hf_processor, made, chat_template=template)
     prompt = [shows(block(picture(1)), role="system"), user("a")]
-    with pytest.raises(ValueError, match="prompt 0 has an image in a message of the role 'system'"):
+    with pytest.raises(ValueError, match="prompt 0 has an image in a 'system' message"):
         trainer._generate_and_score_completions([{"prompt": prompt}] * 2)
 
 
