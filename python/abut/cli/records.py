@@ -204,9 +204,10 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def page_path(records: Path) -> Path:
-    """Return the path of the page of records: beside them."""
-    if records.name in ("", ".."):
-        records = records.resolve()
+    """Return the path of the page of records, in the folder that they are in."""
+    from abut.records.read import named
+
+    records = named(records)
     return records.with_name(f"{records.name.removesuffix('.jsonl')}.html")
 
 

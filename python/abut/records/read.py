@@ -90,7 +90,7 @@ def find_sources(
     Raises:
         ValueError: a folder holds no records.
     """
-    several = list(map(Path, paths))
+    several = list(map(named, paths))
     beside = {scores_path(one) for one in several}
     for one in several:
         # `runs/*` names records and their scores.
@@ -104,6 +104,12 @@ def find_sources(
             raise ValueError(f"{one}: the folder has no records\n{_HINT}")
         for path in found:
             yield Source(path, path.relative_to(one).as_posix().removesuffix(".jsonl"))
+
+
+def named(path: Path_) -> Path:
+    """Return a path that ends in a name; `.` and `..` do not."""
+    path = Path(path)
+    return path.resolve() if path.name in ("", "..") else path
 
 
 def _sources_below(folder: Path, known: Container[Path]) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from abut.errors import AbutError
 from abut.parts import PROVENANCE
 from abut.records.export import export
 from abut.records.filter import parse_filter
-from abut.records.read import Path_, RecordReader, Source
+from abut.records.read import Path_, RecordReader, Source, named
 from abut.records.show import load_tokenizer
 from abut.records.viewer.packed import Chunk, Pieces, add_row, block, row_of_list
 from abut.records.viewer.pictures import Pictures
@@ -175,8 +175,7 @@ def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
 
 def name_of(paths: Sequence[Path_]) -> str:
     """Return the title of a page of these records."""
-    several = map(Path, paths)
-    return ", ".join((p.resolve() if p.name in ("", "..") else p).name for p in several)
+    return ", ".join(named(path).name for path in paths)
 
 
 def source_names(sources: Sequence[Source]) -> list[str]:
