@@ -186,6 +186,13 @@ def test_no_message_sounds_translated() -> None:
     assert found == set()
 
 
+@pytest.mark.parametrize("name", [*API, "reference/cli.md", "reference/settings.md"])
+def test_no_docstring_of_the_api_and_no_help_sounds_translated(name: str) -> None:
+    text = API.get(name) or OTHERS[name]
+    found = [(one.text, offences(one.text)) for one in paragraphs(text, name)]
+    assert [(text[:100], phrases) for text, phrases in found if phrases] == []
+
+
 @pytest.mark.parametrize(
     ("text", "phrase"),
     [
