@@ -256,7 +256,7 @@ def test_rows_that_are_trained_are_exact(run: Any) -> None:
 def test_a_failure_says_who_failed_and_how(run: Any) -> None:
     first = by_kind(run, 0)
     killed = [r["error"] for r in first[KILLED] if r["error"]]
-    assert all(KILLED in error and "cannot be asked" in error for error in killed)
+    assert all(KILLED in error and "cannot be reached" in error for error in killed)
     unverified = [r["error"] for r in first[UNVERIFIED] if r["error"]]
     assert all(
         "answered with status 500: body.expected_count: Field required" in e for e in unverified

@@ -220,7 +220,7 @@ def test_a_gym_that_was_restarted_is_found_at_its_new_ports(stage: Any) -> None:
     scene.agents["a"] = scene.gym.agents["a"] = run
     (rollout,) = scene.play(["a"], retries=1)
     assert (rollout.error, rollout.attempts) == (None, 2)
-    assert "cannot be asked" in rollout.attempt_errors[0]
+    assert "cannot be reached" in rollout.attempt_errors[0]
 
 
 def with_an_agent_at(
@@ -283,7 +283,7 @@ def test_an_agent_that_nobody_listens_for_fails_its_own_rows(stage: Any) -> None
     good, dead = scene.play(["a", "dead"], retries=1)
     assert outcomes([good, dead]) == ["ok", "failed"]
     assert dead.attempts == 2
-    assert "agent dead of nemo_gym at http://127.0.0.1:1 cannot be asked" in str(dead.error)
+    assert "agent dead of nemo_gym at http://127.0.0.1:1 cannot be reached" in str(dead.error)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full backlog refuses connections elsewhere")
