@@ -6,7 +6,7 @@ its address on the site; this script makes that a link between pages, so every l
 """
 
 import argparse
-import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -145,7 +145,7 @@ def _site_link(link: str, name: str, pages: Path, config: Mapping[str, Any]) -> 
         page = f"{target}.md" if (pages / f"{target}.md").is_file() else f"{target}/index.md"
         if not (pages / page.lstrip("/")).is_file():
             raise ValueError(f"{name}: {link} is not a page of the site")
-        path = os.path.relpath(pages / page.lstrip("/"), (pages / name).parent)
+        path = posixpath.relpath(page.lstrip("/"), posixpath.dirname(name) or ".")
     elif path and not re.match(r"\w+:", path):
         target_file = (here / path).resolve()
         if not target_file.is_relative_to(ROOT / "docs"):

@@ -34,7 +34,7 @@ TESTS = {
 PYTHON = "3.11"
 TOOLS = "dev"  # the extra for contributors
 # They only check the source, or are there for Eval Protocol's helper.
-LEFT_OUT = {"maturin", "mypy", "ruff", "eval-protocol", "openenv"}
+LEFT_OUT = {"codespell", "maturin", "mypy", "ruff", "eval-protocol", "openenv"}
 
 
 def bound(requirement: str) -> str | None:
