@@ -133,7 +133,7 @@ def test_a_server_says_its_flags_or_that_it_does_not() -> None:
         server.info = {"vllm_config": {"model_config": model, "parallel_config": parallel}}
         flags = vllm_findings(f"{server.url}/v1", api_key="secret")[-1]
         assert flags.level == "ok"
-        assert flags.what.startswith("its flags: --model tiny ")
+        assert flags.what.startswith("the server's flags: --model tiny ")
         assert "--logprobs-mode raw_logprobs" in flags.what
         assert flags.what.endswith("--tensor-parallel-size 2")
         assert b"Authorization: Bearer secret" in server.headers[-1]

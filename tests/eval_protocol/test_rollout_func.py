@@ -249,7 +249,7 @@ def test_what_cannot_be_followed_says_what_to_write() -> None:
         make(*three, tasks=["a"], task_var="T")
     with pytest.raises(ValueError, match="no environment: pass env_factory="):
         make(None, *three[1:])
-    with pytest.raises(ValueError, match="no action_parser: give one"):
+    with pytest.raises(ValueError, match="no action_parser: pass action_parser="):
         make(Game, prompt_builder, None)
     with pytest.raises(ValueError, match="processor_cls=SingleTurnRolloutProcessor: this helper"):
         make(*three, processor_cls=SingleTurnRolloutProcessor)

@@ -318,7 +318,7 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         ) as raised:
             harbor_tasks(task, agent=agent)
         assert 'hint: use agent="terminus-2", "claude-code" or "codex"' in str(raised.value)
-    with pytest.raises(ValueError, match=r"environment='podmann'\): Harbor has docker, "):
+    with pytest.raises(ValueError, match="expected one of Harbor's environments: docker, "):
         harbor_tasks(task, environment="podmann")
     with pytest.raises(ValueError, match="Failed to import module"):
         harbor_tasks(task, environment="nowhere:Env")

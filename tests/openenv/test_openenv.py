@@ -797,9 +797,9 @@ def test_a_pool_may_lend_synchronous_environments(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"history": "all"}, "OpenEnv(history='all'): must be auto, repeated or new"),
-        ({"on_invalid": "retry"}, "OpenEnv(on_invalid='retry'): must be 'tell' or 'end"),
-        ({"on_error": "retry"}, "OpenEnv(on_error='retry'): must be tell or fail"),
+        ({"history": "all"}, "OpenEnv(history='all'): must be 'auto', 'repeated' or 'new'"),
+        ({"on_invalid": "retry"}, "OpenEnv(on_invalid='retry'): must be 'tell' or 'end'"),
+        ({"on_error": "retry"}, "OpenEnv(on_error='retry'): must be 'tell' or 'fail'"),
         ({"max_sessions": 0}, "OpenEnv(max_sessions=0): must be at least 1, or None"),
     ],
 )

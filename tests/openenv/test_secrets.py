@@ -74,8 +74,8 @@ def test_a_schema_is_read_up_to_a_limit(stage: Stage) -> None:
     server = WireServer(schema={"x": "y" * 1000})
     with server, OpenEnv(server.url, max_message_bytes=500) as openenv:
         assert play(stage, openenv).error == (
-            f"EnvError: {server.url}/schema says nothing, OSError: the answer is longer than "
-            "max_message_bytes=500\nhint: pass observe= and act="
+            f"EnvError: {server.url}/schema does not describe the environment, OSError: the "
+            "answer is longer than max_message_bytes=500\nhint: pass observe= and act="
         )
 
 

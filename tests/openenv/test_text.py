@@ -208,8 +208,8 @@ def test_a_server_without_a_schema_needs_both_functions(stage: Stage) -> None:
     with WireServer(schema=None) as server:
         with OpenEnv(server.url) as openenv:
             assert play(stage, openenv).error == (
-                f"EnvError: {server.url}/schema says nothing, AnswerError: the answer is 404"
-                "\nhint: pass observe= and act="
+                f"EnvError: {server.url}/schema does not describe the environment, AnswerError: "
+                "the server answered with HTTP status 404\nhint: pass observe= and act="
             )
         given: Any = {
             "observe": lambda seen: seen["text"],

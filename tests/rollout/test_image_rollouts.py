@@ -194,7 +194,7 @@ def test_a_sampler_that_takes_no_images_is_refused(seeing: Stage) -> None:
         ),
         (
             [{"type": "image"}],
-            "EnvError: Talk.reset replied with an invalid image: a block of the type",
+            "EnvError: Talk.reset replied with an invalid image: a block of type",
         ),
         (
             [{"role": "tool", "content": [block(ONE)]}],

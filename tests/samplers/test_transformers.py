@@ -376,10 +376,10 @@ def test_a_model_that_reads_padding_samples_in_a_batch_what_it_samples_alone(
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("abut")]
     if kind == "equal":
         assert said.startswith("Blind reads left padding as text: in a batch, a prompt's logprobs")
-        assert "abut samples prompts of equal length only" in said
+        assert "abut therefore samples prompts of equal length only" in said
     else:
         assert said.startswith("RwkvForCausalLM mixes rows")
-        assert "abut samples one prompt at a time" in said
+        assert "abut therefore samples one prompt at a time" in said
 
 
 def test_a_model_that_masks_padding_is_batched_as_before(

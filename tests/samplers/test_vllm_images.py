@@ -148,7 +148,7 @@ def test_another_prompt_than_ours_is_an_error(server: ImageServer) -> None:
     server.features = FEATURES + 1
     text = error_of(VLLMServerSampler(server.url), pictured(5, RED, 6, BLUE))
     assert "received 10 prompt tokens, which differ from the 8 of the request" in text
-    assert "hint: it has 2 images: the served model and the rollouts' processor" in text
+    assert "hint: the request has 2 images: the served model and the rollouts' processor" in text
 
 
 def test_as_many_but_other_tokens_are_an_error(server: ImageServer) -> None:

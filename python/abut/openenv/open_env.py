@@ -91,9 +91,10 @@ class OpenEnv:
         idle_timeout_s: float = 300,
         max_message_bytes: int = 64 * 2**20,
     ) -> None:
-        _check("history", history, history in ("auto", "repeated", "new"), "auto, repeated or new")
-        _check("on_invalid", on_invalid, on_invalid in ("tell", "end"), "tell or end")
-        _check("on_error", on_error, on_error in ("tell", "fail"), "tell or fail")
+        known = history in ("auto", "repeated", "new")
+        _check("history", history, known, "'auto', 'repeated' or 'new'")
+        _check("on_invalid", on_invalid, on_invalid in ("tell", "end"), "'tell' or 'end'")
+        _check("on_error", on_error, on_error in ("tell", "fail"), "'tell' or 'fail'")
         few = max_sessions is not None and max_sessions < 1
         _check("max_sessions", max_sessions, not few, "at least 1, or None")
         headers = checked_headers("OpenEnv", headers or {})
