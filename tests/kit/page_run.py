@@ -79,6 +79,8 @@ def run_page(
     *,
     not_run: Collection[str] = (),
     differs: Mapping[str, Check] | None = None,
+    may_fail: Collection[str] = (),
+    before: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> list[Typed]:
     """Run a page in `folder`, compare every output with the page, and return what was typed.
 
@@ -88,6 +90,8 @@ def run_page(
         not_run: beginnings of commands that are not run.
         differs: by the beginning of a command, how its output is compared; others must be equal.
             A beginning that no command has is an error.
+        may_fail: beginnings of commands whose exit status is not looked at.
+        before: by the beginning of a command, what a person does in the folder before it.
     """
     checks = dict(differs or {})
     unused = {*not_run, *checks}
@@ -97,7 +101,11 @@ def run_page(
         unused.difference_update(left_out)
         if left_out:
             continue
-        printed = run_commands(commands, _answers(shown), folder)
+        for start, act in (before or {}).items():
+            if commands.startswith(start):
+                act(folder)
+        fails = any(commands.startswith(start) for start in may_fail)
+        printed = run_commands(commands, _answers(shown), folder, fails=fails)
         typed.append(Typed(commands, shown, printed))
         starts = [start for start in checks if commands.startswith(start)]
         unused.difference_update(starts)
@@ -155,11 +163,13 @@ def _answers(shown: str | None) -> list[str]:
     return [line.removeprefix(_PROMPT) for line in lines if line.startswith(_PROMPT)]
 
 
-def run_commands(commands: str, answers: list[str], folder: Path) -> str:
+def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool = False) -> str:
     """Run commands; they have a terminal if there is something to type, and none otherwise."""
+    # Where a browser is, no TRL is: then another Python runs the page.
+    python = os.environ.get("ABUT_DEMO_PYTHON", sys.executable)
     environment = {
         **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]),
         "PYTHONPATH": IMPORT_PATH,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
@@ -179,7 +189,7 @@ def run_commands(commands: str, answers: list[str], folder: Path) -> str:
             text=True,
             timeout=_LIMIT_S,
         )
-        assert done.returncode == 0, f"{commands}\n{done.stdout}"
+        assert fails or done.returncode == 0, f"{commands}\n{done.stdout}"
         return done.stdout
     import pty  # Windows has none
 

@@ -153,7 +153,7 @@ def render(record: Mapping[str, Any], tokenizer: Tokenizer | None, *, color: boo
 
 
 def _heading(record: Mapping[str, Any]) -> Iterator[str]:
-    where = f"step {_field(record['step'])}  mode {_field(record['mode'])}"
+    where = f"step {_field(_or_dash(record['step']))}  mode {_field(_or_dash(record['mode']))}"
     yield f"rollout {_field(record['rollout_id'])}  {where}"
     yield (
         f"reward {_field(record['reward'])}  stop_reason {_field(record['stop_reason'])}  "
