@@ -128,7 +128,8 @@ test-inspect: build .venv-inspect/deps.stamp
 
 # Servers of the Model Context Protocol, as people install them.
 test-mcp: build .venv-mcp/deps.stamp
-	PYTHONPATH=$(abspath python) .venv-mcp/bin/python -m pytest -W ignore -m mcp tests/tools/mcp
+	ABUT_DOCS=1 PYTHONPATH=$(abspath python) .venv-mcp/bin/python -m pytest -W ignore -m mcp \
+		tests/tools/mcp tests/docs/test_tools_tutorial.py
 
 # The tests run in our environment, because abut imports nothing of NeMo Gym.
 test-nemo-gym: build .venv-nemo-gym/deps.stamp

@@ -41,4 +41,7 @@ def test_the_shop_trains(
     )
     assert variables["trainer"].state.global_step == 1
     assert output["error"] == [None] * 4
-    assert output["wanted"] == [["apple", "pear"]] * 4
+    assert output["env_reward"] == [0.0] * 4
+    prompt = hf_tokenizer.decode(output["prompt_ids"][0])
+    assert '"name": "price"' in prompt
+    assert '"name": "buy"' in prompt

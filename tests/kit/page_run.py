@@ -134,6 +134,7 @@ def numbers_of(text: str) -> list[float]:
 
 
 def _without_numbers(text: str) -> str:
+    text = re.sub(r" \(\d+:\d\d:\d\d\)", "", text)  # pytest, if it took a minute
     text = re.sub(r"\d+(?:\.\d+)?(?:e-?\d+)?", "#", text)
     return re.sub(r"[ \t]+", " ", text)
 
