@@ -42,8 +42,8 @@ def test_a_models_folder_tells_its_processor_roles_and_tokens(
     found = report_model_images(model)
     assert found is not None
     assert str(_of_images(found)) == (
-        "images: LlavaProcessor is proved, in messages of user, tool, system; tokens: 16 for "
-        "224x224, 16 for 448x448, 16 for 640x480, 16 for 1280x1024, 16 for 1920x1080"
+        "images: LlavaProcessor was checked and works, in messages of user, tool, system; tokens: "
+        "16 for 224x224, 16 for 448x448, 16 for 640x480, 16 for 1280x1024, 16 for 1920x1080"
     )
 
 

@@ -259,9 +259,9 @@ def test_check_says_with_another_status_that_it_could_not_check(tmp_path, capsys
     ("file", "text", "message"),
     [
         ("tokenizer.json", '{"a": 1}', "{file}: not a tokenizer.json: missing field `model`"),
-        ("tokenizer_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("tokenizer_config.json", "{", "{file} is not JSON: Expecting property name"),
         ("tokenizer_config.json", "[]", "{file} is not a JSON object\nhint: copy the file from"),
-        ("generation_config.json", "{", "{file}: not JSON: Expecting property name"),
+        ("generation_config.json", "{", "{file} is not JSON: Expecting property name"),
         ("generation_config.json", '{"eos_token_id": "x"}', "{file}: eos_token_id has 'x', which"),
         ("generation_config.json", '{"eos_token_id": [2, 512]}', "{file}: eos_token_id has 512, "),
         ("generation_config.json", '{"eos_token_id": true}', "{file}: eos_token_id has True, "),

@@ -21,6 +21,7 @@ def test_the_shop_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hf_tokenizer: Any, tiny_model: Any
 ) -> None:
     pytest.importorskip("trl")
+    pytest.importorskip("mcp.server", reason="make test-mcp")
     from tests.kit.training.example_run import run_block
 
     blocks = page_blocks(PAGE)
