@@ -24,7 +24,7 @@ def test_the_code_of_the_page_is_python(block: str) -> None:
 
 
 def test_all_arguments_of_the_helper_are_named() -> None:
-    section = PAGE.partition("## From Eval Protocol's helper")[2].partition("\n## ")[0]
+    section = PAGE.partition("## Replace Eval Protocol's helper")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", section))
     prefixes = [name[:-2] for name in re.findall(r"`(\w+_\*)`", section)]
     for name in inspect.signature(create_openenv_vllm_rollout_func).parameters:

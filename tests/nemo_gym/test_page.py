@@ -21,7 +21,7 @@ def test_the_code_of_the_page_is_python(block: str) -> None:
 
 
 def test_the_outcomes_are_those_of_the_table_and_each_has_its_metric() -> None:
-    table = PAGE.partition("## What becomes of a rollout")[2].partition("None is not 0")[0]
+    table = PAGE.partition("## How a rollout ends")[2].partition("None is not 0")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(Outcome)
     for outcome in Outcome:
         assert f"`{outcome}_frac`" in PAGE
