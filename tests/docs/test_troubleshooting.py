@@ -26,7 +26,7 @@ from tests.kit.checkout import ROOT
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)\n```\n\n(.*?)(?=\n#|\Z)", PAGE, re.M | re.S)
 SHOWN = {title: message for title, message, _ in SECTIONS}
-SOURCE_ALONE = ("abut.trl needs TRL", "The server's logprobs are the wrong ones")
+SOURCE_ALONE = ("abut.trl needs TRL", "The server returns the wrong logprobs")
 """Nobody here is without TRL, or has such a server: found among the messages of the code."""
 
 shared = openai.AsyncOpenAI(base_url="http://replaced", api_key="replaced", max_retries=0)
@@ -126,7 +126,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "response_format is not enforced": lambda called: play(
         asks(1.0, response_format={"type": "json_object"})
     ),
-    "The agent returns something else than a reward": lambda called: play(asks("It is 4.")),
+    "The agent does not return a reward": lambda called: play(asks("It is 4.")),
     "credit and branch need abut's trainer": lambda called: called(
         ["go"] * 2, Guess, credit=Returns()
     ),
