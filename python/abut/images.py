@@ -94,9 +94,9 @@ class Image:
 
     Attributes:
         data: the original bytes, or a lossless PNG if there were none.
-        width: in pixels.
-        height: in pixels.
-        hash: of the size and the RGB pixels, in hex; equal for two files of the same image.
+        width: the width in pixels.
+        height: the height in pixels.
+        hash: a hash of the size and the RGB pixels, in hex; equal for two files of the same image.
     """
 
     __slots__ = ("__weakref__", "data", "hash", "height", "width")

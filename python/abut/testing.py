@@ -156,7 +156,7 @@ def assert_appendable(
 
 
 def native_tokenizer(tokenizer: Any) -> Tokenizer:
-    """The `abut.Tokenizer` of a tokenizer, as the assertions use it: loaded once, and remembered.
+    """Return the `abut.Tokenizer` of a tokenizer, as the assertions use it; loaded only once.
 
     It is loaded again when tokens were added or the chat template changed.
     """

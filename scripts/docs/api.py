@@ -4,7 +4,7 @@ The source is read and never imported, so no optional package has to be installe
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -210,10 +210,11 @@ def _described(path: str, it: Any) -> list[str]:
     lines = [f"## `{name}` {{ #{path} }}", ""]
     if path in MADE:
         return [*lines, *prose(it.docstring), ""]
-    lines += [*_code(_header(it, name)), "", *_aliases(it), *prose(it.docstring), ""]
-    if it.is_class:
-        lines += _members(path, it)
-    return lines
+    members = _members(path, it) if it.is_class else []
+    # The table of attributes has what the docstring says about them.
+    in_table = re.findall(r'^\| <a id="[^"]+"></a>`(\w+)`', "\n".join(members), re.MULTILINE)
+    lines += [*_code(_header(it, name)), "", *_aliases(it), *prose(it.docstring, in_table), ""]
+    return lines + members
 
 
 def _members(path: str, cls: Any) -> list[str]:
@@ -226,13 +227,15 @@ def _members(path: str, cls: Any) -> list[str]:
         public = [one for one in public if one.is_function or "property" in one.labels]
     methods = [one for one in public if one.is_function]
     inside = [(one.lineno, one.endlineno) for one in cls.members.values() if one.is_function]
+    told = _attributes(cls.docstring)
     lines = []
     for one in public:
         in_method = any(a <= one.lineno <= b for a, b in inside) and "property" not in one.labels
         if one.is_attribute and (one.annotation or not in_method):
             kind = one.value if _is_enum(cls) else one.annotation
             kind = "" if kind is None else f"`{kind}`".replace("|", "\\|").replace("'", '"')
-            about = " ".join(_first_text(one.docstring).split())
+            about = _first_text(one.docstring) or linked(told.get(one.name, ""))
+            about = " ".join(about.split()).replace("|", "\\|")
             anchor = f'<a id="{path}.{one.name}"></a>'
             lines.append(f"| {anchor}`{one.name}` | {kind} | {about} |")
     if lines:
@@ -373,8 +376,8 @@ def _meaning(name: Any) -> str | None:
 # ---- Docstrings
 
 
-def prose(docstring: Any) -> list[str]:
-    """Return a docstring as Markdown."""
+def prose(docstring: Any, in_table: Sequence[str] = ()) -> list[str]:
+    """Return a docstring as Markdown, without the attributes that a table describes."""
     if docstring is None:
         return []
     lines: list[str] = []
@@ -389,8 +392,12 @@ def prose(docstring: Any) -> list[str]:
             for _, text in section.value:
                 lines += [*text.splitlines(), ""]
             continue
-        lines += [f"**{_TITLES.get(section.kind, section.kind.value.capitalize())}**", ""]
-        for item in section.value:
+        items = section.value
+        if section.kind is griffe.DocstringSectionKind.attributes:
+            items = [item for item in items if item.name not in in_table]
+        if items:
+            lines += [f"**{_TITLES.get(section.kind, section.kind.value.capitalize())}**", ""]
+        for item in items:
             label = item.annotation if section.kind in _BY_TYPE else item.name
             about = linked(" ".join(item.description.split()))
             if section.kind in _BY_TYPE:
@@ -400,6 +407,14 @@ def prose(docstring: Any) -> list[str]:
             lines.append(f"- {label}: {about}" if label else f"- {about}")
         lines.append("")
     return lines
+
+
+def _attributes(docstring: Any) -> dict[str, str]:
+    """Return the descriptions of attributes in the docstring of their class."""
+    sections = [] if docstring is None else docstring.parse("google", warnings=False)
+    kind = griffe.DocstringSectionKind.attributes
+    items = [item for section in sections if section.kind is kind for item in section.value]
+    return {item.name: item.description for item in items}
 
 
 def _first_text(docstring: Any) -> str:
@@ -435,7 +450,7 @@ def linked(text: str) -> str:
         return f"[{match[0]}]({place})" if place else match[0]
 
     text = re.sub(r"(?<!\[)`([\w.]+)`(?!\])", link, text)
-    return re.sub(r"\bdocs/([\w/-]+)\.md\b", rf"[\g<0>]({SITE}\1/)", text)
+    return re.sub(r"(`?)\bdocs/([\w/-]+)\.md\b\1", rf"[\g<0>]({SITE}\2/)", text)
 
 
 def _first_sentence(text: str) -> str:

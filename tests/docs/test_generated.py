@@ -62,6 +62,19 @@ def test_a_page_of_the_api_describes_parameters_types_and_errors() -> None:
     assert f"- [`MissingExtraError`]({api.SITE}reference/errors/#missingextraerror): " in section
 
 
+def test_an_attribute_is_described_once_in_the_table() -> None:
+    section = API["reference/api/trl.md"].partition("## `Returns`")[2].partition("\n## ")[0]
+    assert "**Attributes**" not in section
+    (row,) = re.findall(r"^\| .*`discount`.*$", section, re.MULTILINE)
+    assert "`float` | the factor on a reward" in row
+
+
+def test_a_page_that_a_docstring_names_in_backticks_is_a_link() -> None:
+    expected = f"[`docs/how-to/view.md`]({api.SITE}how-to/view/)"
+    assert api.linked("see `docs/how-to/view.md` first") == f"see {expected} first"
+    assert "`[docs/" not in "".join(API.values())
+
+
 def test_every_command_and_option_is_in_the_page() -> None:
     page = OTHERS["reference/cli.md"]
     commands = reference._commands(_parser())

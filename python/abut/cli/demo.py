@@ -30,7 +30,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--steps", type=positive, help="optimizer steps")
     parser.add_argument("--seed", type=int, help="seed of the weights, sampling and episodes")
-    parser.add_argument("--learning-rate", type=float, help="of the optimizer")
+    parser.add_argument("--learning-rate", type=float, help="learning rate of the optimizer")
     parser.add_argument("--prompt", help="the prompt of every rollout")
     parser.add_argument("--batch", type=positive, help="rollouts per step, a multiple of --group")
     parser.add_argument("--group", type=positive, help="rollouts per episode")

@@ -37,14 +37,14 @@ class CopyRowEnv:
 
     `reward` is the mean overlap with the row over all `turns`, 0 to 1, so it is dense: one right
     character among noise already counts, and only the exact row counts in full. The right answer
-    depends on the turn: giving always the same answer earns `1/len(symbols)`.
+    depends on the turn: always giving the same answer earns `1/len(symbols)`.
 
     Any text is an answer, even one that was cut at the length limit, because an untrained model
     rarely emits the stop token.
 
     Args:
         turns: rows in one episode.
-        symbols: the symbols of a row. The default are digits, because tokenizers do not merge them:
+        symbols: the symbols of a row, by default digits, because tokenizers do not merge them:
             a row of four is four tokens, so an answer of four tokens can be exact without a stop
             token.
         length: symbols in a row. One symbol is a harder task, because an untrained model attends to

@@ -42,7 +42,9 @@ class Env(Protocol):
     """
 
     reward: float
+    """The reward of the episode so far."""
     alive: bool
+    """False as soon as the episode has ended."""
 
     def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin an episode."""
@@ -63,7 +65,9 @@ class AsyncEnv(Protocol):
     """
 
     reward: float
+    """The reward of the episode so far."""
     alive: bool
+    """False as soon as the episode has ended."""
 
     async def reset(self, seed: str) -> tuple[Self, Reply]:
         """Begin an episode."""

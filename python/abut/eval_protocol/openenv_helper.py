@@ -82,38 +82,39 @@ def create_openenv_vllm_rollout_func(
     Args:
         env_factory: makes an environment with `reset`, `step` and `close`, sync or async.
         prompt_builder: the user's message for `(observation, step from 1, history)`.
-        action_parser: the action in a string of the policy.
-        vllm_base_url: not used: the trainer knows its engine.
-        vllm_model: what `ep logs` calls the policy.
-        max_steps: of an episode; None: those of the test, else 8.
-        completion_params: `max_tokens` and `stop` of a turn, `system_prompt`; of sampling, the
-            trainer's own settings win.
-        concurrency: rollouts at once; None: all of the batch.
+        action_parser: returns the action in a string of the policy.
+        vllm_base_url: not used, because the trainer knows its engine.
+        vllm_model: the name of the policy in `ep logs`.
+        max_steps: the most steps of an episode; None: the number in the test, else 8.
+        completion_params: `max_tokens` and `stop` of a turn, and `system_prompt`; the trainer's
+            sampling settings take precedence.
+        concurrency: the most rollouts at once; None: the whole batch.
         processor_cls: None or OpenEnvRolloutProcessor.
-        processor_kwargs: any of the arguments, which win over those given here.
+        processor_kwargs: any of these arguments; they take precedence.
         env_path: a module, or `module:test`: its body gives the score, and its processor the
             environment unless you pass one here.
-        env_client_cls: a client's class, of a server or of containers.
-        tasks: one for each group, in turn.
-        task_var: the variable of a container that names one.
-        miniwob_url: for containers, as are all below.
-        docker_image: of the server.
+        env_client_cls: the class of a client, for a server or for containers.
+        tasks: the tasks, one for each group, in turn.
+        task_var: the environment variable that tells a container its task.
+        miniwob_url: the address of MiniWoB pages, for containers.
+        docker_image: the image of the server's container.
         env_base_url: the address of a server that runs; then no container is started.
-        request_timeout_s: of the client.
-        default_headers: of the client.
-        provider: what starts containers; each gets a copy of it.
-        docker_port: of the server on this machine.
-        env_vars: of the container.
-        benchmark: of BrowserGym, as are all below.
-        headless: whether its browser runs without a window.
-        viewport_width: pixels.
-        viewport_height: pixels.
-        timeout_ms: of the browser.
-        gateway: the endpoint, where its defaults do not do: `Gateway(unenforced="accept")`.
+        request_timeout_s: the client's time limit for a request, in seconds.
+        default_headers: the headers that the client sends.
+        provider: starts the containers; each gets a copy of it.
+        docker_port: the port of the server on this machine.
+        env_vars: environment variables of the container.
+        benchmark: the benchmark of BrowserGym.
+        headless: True if BrowserGym's browser runs without a window.
+        viewport_width: the width of its window, in pixels.
+        viewport_height: the height of its window, in pixels.
+        timeout_ms: the browser's time limit, in milliseconds.
+        gateway: the endpoint, if you need other settings than the default ones, such as
+            `Gateway(unenforced="accept")`.
 
     Raises:
-        ValueError: an argument cannot be followed.
-        TypeError: another argument.
+        ValueError: abut cannot do what an argument asks for.
+        TypeError: `processor_kwargs` has an argument that does not exist.
         MissingExtraError: eval_protocol is not installed.
     """
     given = {k: v for k, v in locals().items() if k in _ARGUMENTS}

@@ -61,8 +61,8 @@ class NemoGym:
             scripted rollout, "config" only reads Gym's configuration, None skips all checks.
 
     Attributes:
-        name: the argument.
-        judge: the argument.
+        name: the name in logs, errors and the dataset's column `environment`.
+        judge: the value of the parameter `judge`.
 
     Raises:
         ValueError: an argument has an invalid value.

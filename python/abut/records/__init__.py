@@ -1,4 +1,4 @@
-"""Rollouts kept on disk, and shown."""
+"""Records of rollouts: write them to disk, read them, and show them."""
 
 from abut.records.read import read_records
 from abut.records.recorder import JsonlRecorder, ParquetRecorder

@@ -27,6 +27,7 @@ class StopReason(StrEnum):
     ENV_DONE = "env_done"
     """The environment ended the episode (`alive` is false), or the agent returned."""
     MAX_TURNS = "max_turns"
+    """The rollout has played `RolloutConfig.max_turns` turns."""
     MAX_CALLS = "max_calls"
     """An agent made more calls than `RolloutConfig.max_calls`."""
     MAX_ROLLOUT_TOKENS = "max_rollout_tokens"

@@ -9,7 +9,7 @@ from abut.parts import Sampled
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call, well formed."""
+    """One well-formed tool call."""
 
     name: str
     arguments: dict[str, Any]

@@ -83,7 +83,7 @@ class OldVerifiersEnv:
         name: the name in logs, errors and the dataset's column `environment`.
 
     Attributes:
-        name: the argument.
+        name: the name in logs, errors and the dataset's column `environment`.
     """
 
     def __init__(self, env: Any, name: str) -> None:

@@ -26,7 +26,7 @@ class ModelTeacher:
 
     Args:
         model: one model, or a mapping to models from the names in the column `teacher_id`.
-        temperature: of the softmax; must equal the trainer's `args.teacher_temperature`.
+        temperature: the softmax's temperature; must equal the trainer's `args.teacher_temperature`.
 
     Raises:
         ValueError: no model is given, or `temperature` is not positive.
