@@ -1,4 +1,4 @@
-"""The figures of docs/background/exactness_matters.md: raw file, pictures and table."""
+"""The figures for docs/background/exactness_matters.md: raw file, pictures and tables."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,12 @@ def picture_of(runs: Runs, task: str) -> str:
     """Return a task's reward curves as SVG."""
     title = f"{TITLES[task]}: mean reward and range of five seeds"
     return picture(curves(runs, task), title=title, of="reward")
+
+
+def drift_of(runs: Runs) -> float:
+    """Return the share of never-sampled tokens of task 2's loop before the first update."""
+    counts = [run["counts"][0] for run in runs if (run["task"], run["arm"]) == ("boxes", "loop")]
+    return sum(count[1] for count in counts) / sum(count[0] for count in counts)
 
 
 def row_of(runs: Runs) -> dict[str, float]:
@@ -82,12 +88,13 @@ def figures(runs: Runs) -> str:
 
 def write_page(page: Path, runs: Runs) -> None:
     """Write the raw file and the pictures beside the page, and the tables into it."""
+    page.parent.mkdir(parents=True, exist_ok=True)
     raw = ",\n".join(json.dumps(run) for run in runs)
     page.with_suffix(".json").write_text(f"[\n{raw}\n]\n", encoding="utf-8")
     for task in TITLES:
         drawn = page.with_name(f"{page.stem}_{task}.svg")
         drawn.write_text(picture_of(runs, task), encoding="utf-8")
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n\n{figures(runs)}\n{END}{after}", encoding="utf-8")
