@@ -29,7 +29,7 @@ def test_a_rendered_row_counts_new_tokens_other_contexts_and_lost_ones() -> None
 
 
 def test_a_row_with_another_number_of_turns_is_refused() -> None:
-    with pytest.raises(ValueError, match="^1 runs of trained tokens, 2 calls$"):
+    with pytest.raises(ValueError, match=r"^1 runs of trained tokens, 2 calls$"):
         row([1, 2, 3, 4, 9], "..xxx")
 
 
