@@ -198,5 +198,5 @@ def test_training_refuses_it_and_says_what_takes_it() -> None:
 
 
 def test_an_address_that_is_none_is_named() -> None:
-    with pytest.raises(ValueError, match="must be http"):
+    with pytest.raises(ValueError, match="an address starts with http"):
         ChatSampler("localhost/v1", "big")
