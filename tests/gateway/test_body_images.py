@@ -93,7 +93,10 @@ def test_a_body_that_repeats_another_keeps_its_images_and_no_base64(decoded: lis
 
 @pytest.mark.parametrize(
     ("limit", "count", "why"),
-    [("_MOST_NEW_IMAGES", 3, "may add 2 to its"), ("_MOST_NEW_PIXELS", 2, "megapixels together")],
+    [
+        ("_MOST_NEW_IMAGES", 3, "may add at most 2 images"),
+        ("_MOST_NEW_PIXELS", 2, "megapixels together"),
+    ],
 )
 def test_very_many_pictures_are_refused(
     monkeypatch: pytest.MonkeyPatch, decoded: list[str], limit: str, count: int, why: str

@@ -141,7 +141,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_responses_keeps_or_repeats_is_text_or_not_deep(name: str) -> None:
-    with pytest.raises(Refusal, match=r"must be a (text|number)|more than 100 deep"):
+    with pytest.raises(Refusal, match=r"must be a (string|number)|more than 100 deep"):
         Responses().read(REFUSED[name])
 
 

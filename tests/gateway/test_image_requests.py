@@ -366,7 +366,7 @@ def test_a_role_whose_images_the_template_does_not_write_is_refused(shows: type[
             *shows.answered(CALLED[shows.kind], ["found", shows.image(png(ONE))]),
         ]
         said = refusal(client.post(history))
-        assert said.startswith(f"{shows.tool_path} is an image in a message of the role 'tool'")
+        assert said.startswith(f"{shows.tool_path} is an image in a 'tool' message")
         assert client.causes == []
 
 

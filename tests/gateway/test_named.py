@@ -374,7 +374,9 @@ def test_a_reward_for_a_conversation_and_its_turn_fails_once_and_names_both(play
     assert rollout.failed
     assert rollout.attempts == 1, "another attempt would return the same keys"
     assert rollout.error is not None
-    assert rollout.error.startswith("EnvError: twice: AgentResult.rewards has 'a', a conversation")
+    assert rollout.error.startswith(
+        "EnvError: twice: AgentResult.rewards has a reward for the conversation 'a' and another"
+    )
     assert "its answer 'chatcmpl-" in rollout.error
 
 
@@ -426,7 +428,9 @@ def test_settle_may_set_rewards_and_names(play: Play) -> None:
 
         paid: Any = 0.25
 
-    with pytest.raises(Exception, match=r"Pays.settle: AgentResult.rewards has 'white', a conv"):
+    with pytest.raises(
+        Exception, match=r"Pays.settle: AgentResult.rewards has a reward for the conv"
+    ):
         play(Pays("white"))
     pays = Pays("white")
     pays.paid = "much"
@@ -616,7 +620,9 @@ def test_untrained_calls_alone_without_a_trainer(gateway: Gateway) -> None:
     endpoint = gateway.endpoint("a").named("judge", train=False)
     assert post(f"{endpoint.base_url}/chat/completions", endpoint.api_key, BODY)[0] == 200
     rollout = gateway.end("a", 0.5)
-    assert (rollout.failed, rollout.error) == (*(True, "no call that is trained was answered"),)
+    assert (rollout.failed, rollout.error) == (
+        *(True, "no call that would be trained was answered"),
+    )
 
 
 def test_requests_without_an_id_go_on_with_their_own_name(gateway: Gateway) -> None:

@@ -568,7 +568,7 @@ def test_an_image_that_an_environment_shows_fails_its_rollout(begin: Any) -> Non
 
     error = begin(Screen).fails()
     assert "32 of 32 rollouts failed" in str(error)
-    assert "Screen.step replied with an image in a message of the role 'user'" in str(error)
+    assert "Screen.step replied with an image in a 'user' message" in str(error)
     assert "abut.trl.GRPOTrainer with the model's processor as processing_class" in str(error)
 
 
