@@ -391,7 +391,7 @@ def test_arguments_are_refused_by_name(hf_tokenizer: Any, tmp_path: Path, monkey
     with pytest.raises(ValueError, match="rollouts_per_prompt=0"):
         make(rollouts_per_prompt=0)
     with pytest.raises(
-        ValueError, match="a loss that is always 0.*\nhint: set add_tail_bucket=True"
+        ValueError, match=r"a loss that is always 0.*\nhint: set add_tail_bucket=True"
     ):
         make(settings={"beta": 1.0, "add_tail_bucket": False})
     with pytest.raises(ValueError, match=r"beta=0\.5 with teacher_top_k=0"):
