@@ -32,7 +32,7 @@ def test_user_and_password_become_a_header() -> None:
     ],
 )
 def test_what_is_no_address_is_refused_without_its_password(text: str) -> None:
-    with pytest.raises(ValueError, match="must be http") as raised:
+    with pytest.raises(ValueError, match="an address starts with http") as raised:
         Address.of(text)
     assert SECRET not in str(raised.value)
     assert SECRET not in repr(raised.value.__cause__)

@@ -513,5 +513,5 @@ def test_too_many_failures_name_what_failed(stage: Any) -> None:
 def test_arguments_are_checked(given: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         NemoGym("http://127.0.0.1:11000", **given)
-    with pytest.raises(ValueError, match="must be http://"):
+    with pytest.raises(ValueError, match="an address starts with http://"):
         NemoGym("127.0.0.1:11000")

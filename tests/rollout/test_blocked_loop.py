@@ -186,7 +186,7 @@ def test_a_neighbour_of_one_that_never_returns_plays_again_for_free(
     assert_done(second)
     assert second.attempts == 2
     (error,) = second.attempt_errors
-    assert "because Blocking.reset blocks the event loop that both run on" in error
+    assert "because Blocking.reset blocks the event loop on which both run" in error
     assert "in blocks" in second.attempt_tracebacks[0]
 
 

@@ -748,7 +748,7 @@ def test_a_text_processor_refuses_other_openings(
     tiny: Any, messages: list[Message], wanted: str
 ) -> None:
     message = error(as_parts_processor(Plain(), tiny).opening, messages)
-    assert f"takes {wanted} here, not [" in message
+    assert f"accepts {wanted} here, not [" in message
 
 
 def test_a_text_processor_refuses_other_increments(tiny: Any) -> None:

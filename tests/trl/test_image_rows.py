@@ -28,7 +28,7 @@ from tests.kit.training.vision import FAMILIES, picture  # noqa: E402
 # What transformers' processors make of tensors, with older versions of PyTorch.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Watched replaces:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Watched overrides:UserWarning"),
 ]
 
 CLOSE = 1e-5

@@ -26,7 +26,7 @@ from tests.kit.training.vision import picture  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.* replaces .* of GRPOTrainer:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.* overrides .* of GRPOTrainer:UserWarning"),
 ]
 
 IMPORT = "does not pass pixels to the model\nhint: train with abut.trl.GRPOTrainer"

@@ -514,14 +514,14 @@ def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -
             (1, 13),
             {"use_liger_kernel": True},
             "use_liger_kernel=True with TRL 1.13: its loss cannot weigh rows\n"
-            "hint: pip install 'trl>=1.14', use_liger_kernel=False",
+            "hint: pip install 'trl>=1.14', set use_liger_kernel=False",
         ),
         (
             (1, 9),
             {"loss_type": "luspo"},
             'loss_type="luspo" with TRL 1.9: this loss counts padding, so the loss of a row '
             "depends on the other rows of the batch\n"
-            "hint: pip install 'trl>=1.10', another loss_type",
+            "hint: pip install 'trl>=1.10', use another loss_type",
         ),
         (
             (1, 16),
