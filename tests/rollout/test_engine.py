@@ -451,7 +451,7 @@ class Wrong(Recording):
         ),
         (
             lambda s: Sample(np.arange(9), np.zeros(9, np.float32), "stop"),
-            "rollout r0, turn 0: the sampler returned 9 tokens, 5 allowed",
+            "rollout r0, turn 0: the sampler returned 9 tokens, but the request allows 5",
         ),
     ],
     ids=["short logprobs", "NaN", "no logprobs", "no Sample", "too long"],
