@@ -306,7 +306,7 @@ def test_what_cannot_be_an_agent_of_a_pool_is_refused() -> None:
     class Starts(Talker):
         async def start(self, gateway: Any) -> None: ...
 
-    with pytest.raises(TypeError, match="RayPool of Starts: its start would be called here"):
+    with pytest.raises(TypeError, match="RayPool of Starts: "):
         RayPool(Starts(1.0), size=1)
     lock = threading.Lock()
 

@@ -315,7 +315,7 @@ def test_where_all_actors_are_gone_rollouts_fail_and_go_on_with_the_next_that_st
         with pytest.raises(EnvError) as raised:
             await lent(pool)
         assert str(raised.value).startswith("no actor answered within start_timeout_s=1: an actor")
-        why = r"\nthe last that (was lost|failed): its actor died: Actor"
+        why = r"\nthe last actor that (was lost|failed): its actor died: Actor"
         assert re.search(why, str(raised.value))
         again = a_node(cluster, lone=1)
         await all_ready(pool)
@@ -346,7 +346,7 @@ def test_a_cluster_without_room_is_said_with_what_there_is(
         "cluster: {'CPU': "
     )
     assert "\nhint: run `ray status` to see the nodes; request less" in text
-    assert eventually(lambda: "no actor of the pool is running yet: an actor asks" in caplog.text)
+    assert eventually(lambda: "no actor of the pool is running yet: an actor needs" in caplog.text)
 
 
 def test_actors_beyond_the_room_are_said_and_the_others_play(pool_of: Any, caplog: Any) -> None:
