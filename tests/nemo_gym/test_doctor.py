@@ -74,7 +74,7 @@ def test_a_gym_that_is_well(address: str) -> None:
     assert {level for level, _, _ in said} == {"ok"}
     texts = [what for _, what, _ in said]
     assert texts[0].endswith("has 1 agents: a")
-    assert "model server policy_model (vllm_model) asks" in texts[2]
+    assert "model server policy_model (vllm_model) calls" in texts[2]
     assert texts[-1] == "a probe rollout of agent a: 2 calls, one conversation, reward 0.5"
     assert not any(KEY in text for text in texts)
 
@@ -421,7 +421,7 @@ def test_the_doctor_plays_nothing_where_it_is_told_so(
     with FakeGym({"a": with_a_tool}, base_url=address, key=KEY) as gym:
         assert main(["doctor", "--nemo-gym", gym.url, "--no-play"]) == 0
         said = capsys.readouterr().out
-    assert "model server policy_model (vllm_model) asks" in said
+    assert "model server policy_model (vllm_model) calls" in said
     assert "probe rollout" not in said
     assert gym.bodies == []
 
