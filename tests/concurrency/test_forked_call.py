@@ -56,7 +56,7 @@ def test_what_it_raises_comes_back_with_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: lambda: None, "function cannot be pickled, to be sent from its process"),
+        (lambda: lambda: None, "function cannot be pickled to be sent from its process"),
         (lambda: os._exit(3), "its process ended without an answer: exit code 3"),
     ],
 )

@@ -62,7 +62,7 @@ def test_what_cannot_be_written_is_raised_by_a_later_call(
         recorder.flush()
         recorder.wait()
 
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         go_on()
 
 
