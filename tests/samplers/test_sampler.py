@@ -64,7 +64,10 @@ def test_a_good_sample_passes_and_a_bad_one_is_named() -> None:
     assert check_sample(good, request()) is good
     for bad, text in (
         ([1, 2], "rollout r7, turn 2: the sampler returned list, not a Sample"),
-        (say([1] * 4), "rollout r7, turn 2: the sampler returned 4 tokens, 3 allowed"),
+        (
+            say([1] * 4),
+            "rollout r7, turn 2: the sampler returned 4 tokens, but the request allows 3",
+        ),
     ):
         with pytest.raises(SamplerError) as raised:
             check_sample(bad, request(max_tokens=3))

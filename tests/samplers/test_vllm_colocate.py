@@ -488,7 +488,7 @@ def test_an_engine_that_fails_on_one_rank_ends_the_batch_on_all(
 ) -> None:
     first, second = (rank["one rank cannot step"]["error"] for rank in ranks)
     assert second == "RuntimeError: out of memory"
-    assert first.endswith("without it: RuntimeError: out of memory")
+    assert first.endswith("so the other ranks stop: RuntimeError: out of memory")
 
 
 def test_a_turn_that_one_rank_gives_up_is_aborted_on_all(ranks: list[dict[str, Any]]) -> None:
