@@ -115,8 +115,8 @@ def test_where_nothing_can_be_written_the_400_names_the_template() -> None:
     with pytest.raises(Refusal) as raised:
         system.placed([RESULT, MIDDLE], opens=False)
     assert str(raised.value) == (
-        "the chat template of strict/model does not write a system message that stands after a "
-        "'tool' message and at the end, and there is no user message beside it to hold its text\n"
+        "the chat template of strict/model does not write a system message after a 'tool' message "
+        "and at the end, and there is no adjacent user message to hold its text\n"
         "hint: send the text in a user message, or put the system message first"
     )
     assert raised.value.param == "messages"

@@ -329,7 +329,7 @@ class TestMoreRolloutsThanThreads:
         monkeypatch.setattr("abut.rollout.batch.thread_limit", lambda: limit)
 
     def test_are_refused_before_any_has_played(self, stage: Stage) -> None:
-        with pytest.raises(ValueError, match="may have 5 threads") as refused:
+        with pytest.raises(ValueError, match="may have only 5 threads") as refused:
             stage.play(*[Talk] * 6)
         assert "max_rollouts=None" in str(refused.value)
         assert "hint: set max_rollouts" in str(refused.value)

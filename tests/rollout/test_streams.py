@@ -168,7 +168,9 @@ def test_values_of_a_row_are_given_to_its_turns() -> None:
     give_stream(turns, "teacher_logprobs", np.array([-1.0, -2.0, -3.0], np.float32))
     of_turns = [turn.streams["teacher_logprobs"].tolist() for turn in turns]
     assert of_turns == [[-1.0], [], [-2.0, -3.0]]
-    with pytest.raises(ValueError, match="'teacher_logprobs': 2 values for the 3 sampled tokens"):
+    with pytest.raises(
+        ValueError, match="'teacher_logprobs': got 2 values for the 3 sampled tokens"
+    ):
         give_stream(turns, "teacher_logprobs", np.zeros(2))
     give_stream([], "teacher_logprobs", np.zeros(0))
 
