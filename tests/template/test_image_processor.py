@@ -119,7 +119,7 @@ def test_an_image_that_a_processor_refuses_is_an_error_of_that_image() -> None:
     made = ImageProcessor(FAMILIES["qwen2_5_vl"]().processor)
     thin = Image.of(picture(1, 900, 4))
     with pytest.raises(
-        ImageError, match=r"Qwen2_5_VLProcessor does not take Image.900x4"
+        ImageError, match=r"Qwen2_5_VLProcessor does not accept Image.900x4"
     ) as raised:
         made.expansion(thin)
     assert "aspect ratio" in str(raised.value)
