@@ -50,7 +50,7 @@ def test_calls_are_read_back(name: str, mode: str, said: str) -> None:
     except TemplateError:
         pytest.skip("the template is refused")
     if name in NO_CALLS or (said and name in NO_TEXT):
-        with pytest.raises(TemplateError, match="writes no"):
+        with pytest.raises(TemplateError, match="does not write"):
             processor.turn_parts(calling(content=said))
         return
     text = "".join(processor.turn_parts(calling(content=said)))
