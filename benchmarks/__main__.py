@@ -52,9 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows",
         type=_rows,
-        help="which rows, with commas between them (all): encode, encode_kinds, encode_batch, "
-        "append, image_turn, open_text, seam, rollouts, pace, turns, async_rollouts, environments, "
-        "collate, stitch, engine_reply, gateway, dialects, load, memory, image_memory, records",
+        help=f"which rows, with commas between them (all): {', '.join(ROWS)}",
     )
     parser.add_argument(
         "--tokenizer",

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.words import SYLLABLES
+from benchmarks.texts import word
 
 FILE = Path(__file__).with_name("agent_sessions.json")
 KINDS = {
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
         return f"{said}<|im_end|>"
 
 
-class AgentRequest(NamedTuple):
+class SessionRequest(NamedTuple):
     """A request as a client of chat completions sends it, and the answer that it gets."""
 
     messages: list[dict[str, Any]]
@@ -50,9 +50,9 @@ class AgentRequest(NamedTuple):
     answer: Turn
 
 
-def sessions() -> dict[str, list[list[AgentRequest]]]:
+def sessions() -> dict[str, list[list[SessionRequest]]]:
     """Return all sessions, each a list of requests, by kind."""
-    found: dict[str, list[list[AgentRequest]]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[list[SessionRequest]]] = {kind: [] for kind in KINDS}
     recorded = json.loads(FILE.read_text(encoding="utf-8"))
     lengths = tuple(recorded["texts"])
     for session in recorded["sessions"]:
@@ -61,7 +61,7 @@ def sessions() -> dict[str, list[list[AgentRequest]]]:
     return found
 
 
-def _requests(shapes: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> list[AgentRequest]:
+def _requests(shapes: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> list[SessionRequest]:
     turns: list[Turn] = []
     requests = []
     for shape in shapes:
@@ -75,7 +75,7 @@ def _requests(shapes: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> li
         messages = _messages(shape["messages"], turns, lengths)
         tools = [_tool(n, lengths[n]) for n in shape["tools"]]
         turns.append(Turn(think, text, calls))
-        requests.append(AgentRequest(messages, tools, turns[-1]))
+        requests.append(SessionRequest(messages, tools, turns[-1]))
     return requests
 
 
@@ -129,6 +129,6 @@ def _text(number: int, length: int) -> str:
     words: list[str] = []
     size = 0
     while size < length:
-        words.append("".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))))
+        words.append(word(draw))
         size += len(words[-1]) + 1
     return " ".join(words)[:length].strip() or "a"

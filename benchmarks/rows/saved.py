@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abut import RolloutConfig
 from abut.gateway import Gateway
 from abut.samplers import Sample, SampleRequest
-from benchmarks.agent_sessions import KINDS, AgentRequest, call_id, sessions
+from benchmarks.agent_sessions import KINDS, SessionRequest, call_id, sessions
 from benchmarks.figures import Row, require_same
 from benchmarks.timing import Check, Sides, interleave
 from benchmarks.workbench import Workbench
@@ -128,7 +128,7 @@ class _Policy:
         """Say the answer that is next."""
         return Sample(np.array(self._ids), np.full(len(self._ids), -0.5, np.float32), "stop")
 
-    def rows_of(self, name: str, session: Sequence[AgentRequest]) -> Rows:
+    def rows_of(self, name: str, session: Sequence[SessionRequest]) -> Rows:
         """Play a session; return the rows that each side makes of it."""
         rollout_id = name.replace(" ", "-")
         endpoint = self._gateway.endpoint(rollout_id)

@@ -243,12 +243,23 @@ def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "".join(texts_of(users[-1])) if users else ""
 
 
-def json_copy(value: Any) -> Any:
-    """Return a copy in JSON values and images; what JSON cannot hold, a NaN say, as text."""
+# Python's own limit is no help: a destructor that happens to run close to it fails, too, and its
+# error then appears in code that has nothing to do with this value.
+_MOST_LEVELS = 300
+
+
+def json_copy(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Return a copy in JSON values and images; what JSON cannot hold, a NaN say, as text.
+
+    Raises:
+        RecursionError: the value is nested deeper than `levels`, or contains itself.
+    """
+    if not levels:
+        raise RecursionError("the value is nested too deeply, or contains itself")
     if isinstance(value, Mapping):
-        return {str(key): json_copy(item) for key, item in value.items()}
+        return {str(key): json_copy(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_copy(item) for item in value]
+        return [json_copy(item, levels - 1) for item in value]
     if value is None or isinstance(value, str | int | Image):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

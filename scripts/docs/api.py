@@ -1,156 +1,35 @@
-"""Write the API reference from the docstrings: every public name, a page for each module.
-
-The source is read and never imported, so no optional package has to be installed.
-"""
+"""Write the API reference from the docstrings: every public name, a page for each module."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
 
-from scripts.docs.messages import ROOT
-
-SITE = "https://abut-rl.github.io/abut/"
-FOLDER = "reference/api"
-URL = f"{SITE}{FOLDER}/"
-"""Links are addresses of the site, which the build turns into links between pages."""
-
-PAGES = {
-    "tokens": ("Tokens and trajectories", ("abut.trajectory", "abut.parts")),
-    "templates": ("Chat templates", ("abut.template",)),
-    "tool_calls": ("Tool calls", ("abut.tool_calls",)),
-    "envs": ("Environments", ("abut.envs", "abut.gym")),
-    "agents": ("Agents", ("abut.agents",)),
-    "rollouts": ("Rollouts", ("abut.rollout.rollout",)),
-    "samplers": (
-        "Samplers",
-        (
-            "abut.samplers",
-            "abut.samplers.settings",
-            "abut.samplers.vllm",
-            "abut.samplers.trl_server",
-        ),
-    ),
-    "evaluation": ("Evaluation", ("abut.evaluation",)),
-    "trl": ("abut.trl", ("abut.trl",)),
-    "openenv": ("abut.openenv", ("abut.openenv",)),
-    "ray": ("abut.ray", ("abut.ray",)),
-    "gateway": ("abut.gateway", ("abut.gateway",)),
-    "eval_protocol": ("abut.eval_protocol", ("abut.eval_protocol",)),
-    "verifiers": ("abut.verifiers", ("abut.verifiers",)),
-    "harbor": ("abut.harbor", ("abut.harbor",)),
-    "inspect_ai": ("abut.inspect_ai", ("abut.inspect_ai",)),
-    "nemo_gym": ("abut.nemo_gym", ("abut.nemo_gym",)),
-    "records": ("abut.records", ("abut.records",)),
-    "audit": ("abut.audit", ("abut.audit",)),
-    "testing": ("abut.testing", ("abut.testing",)),
-    "strategies": ("abut.strategies", ("abut.strategies",)),
-    "trl_env": ("abut.trl_env", ("abut.trl_env",)),
-}
-"""The title of each page, and the modules whose names it describes."""
-
-ABUT = {
-    "tokens": "Tokenizer Trajectory Seam Columns Scaffold Content stitch Stitched collate",
-    "templates": "ChatTemplateProcessor Processor PartsProcessor",
-    "tool_calls": "ToolCall parse_tool_calls",
-    "envs": "Env AsyncEnv EnvPool tool_env Image",
-    "agents": "agent Agent AgentResult Endpoint",
-    "rollouts": "RolloutConfig Rollout",
-    "samplers": "Sampler Sample",
-    "evaluation": "evaluate play Evaluation",
-}
-"""The names of `abut` itself, by page. Its errors are on the page of all errors."""
-
-NAMES = {
-    "abut.gym": ("GymEnv",),
-    "abut.parts": ("Part",),
-    "abut.rollout.rollout": ("StopReason",),
-    "abut.samplers.settings": ("SamplingSettings",),
-    "abut.samplers.trl_server": ("TRLServerSampler",),
-}
-"""The public names of modules that have no `__all__`."""
-
-SETTINGS = (
-    "abut.RolloutConfig",
-    "abut.samplers.settings.SamplingSettings",
-    "abut.openenv.Serve",
-    "abut.openenv.Docker",
+from scripts.docs.docstrings import (
+    attributes_of,
+    first_sentence,
+    first_text,
+    linked,
+    prose,
+    text_of,
 )
-"""Classes whose fields have a help text; they are on the page of settings."""
-
-MADE = {
-    "abut.trl.GRPOTrainer": "abut.trl.rows.all_rows.grpo_trainer",
-    "abut.trl.DistillationTrainer": "abut.trl.rows.main_rows.distillation_trainer",
-}
-"""Classes that a module makes when they are first used, and the functions that make them."""
+from scripts.docs.public_names import (
+    ABUT,
+    FOLDER,
+    MADE,
+    PAGES,
+    SETTINGS,
+    SITE,
+    names_of,
+    package_at,
+)
 
 
 def pages() -> dict[str, str]:
     """Return the pages of the API by their path below `docs`."""
     found = {f"{FOLDER}/index.md": _first_page()}
     return found | {f"{FOLDER}/{page}.md": _page(page) for page in PAGES}
-
-
-@cache
-def package() -> griffe.Module:
-    """Return the package as griffe reads it, the stubs of the native module included."""
-    loader = griffe.GriffeLoader(
-        search_paths=[ROOT / "python"], allow_inspection=False, docstring_parser="google"
-    )
-    module = loader.load("abut")
-    assert isinstance(module, griffe.Module)
-    loader.resolve_aliases(external=False)
-    return module
-
-
-def names_of(module: str) -> list[str]:
-    """Return the public names of a module, without those that `abut` has too."""
-    if module in NAMES:
-        return list(NAMES[module])
-    ours = {name for names in ABUT.values() for name in names.split()} | {"InvalidAction"}
-    names = [
-        name
-        for name in map(str, package_at(module).exports or ())
-        if name not in ours or package_at(f"{module}.{name}") is not package_at(f"abut.{name}")
-    ]
-    return names + [path.rpartition(".")[2] for path in MADE if path.startswith(f"{module}.")]
-
-
-def package_at(path: str) -> Any:
-    """Return what a dotted path names; an alias is followed."""
-    found: Any = package()
-    for name in path.split(".")[1:]:
-        found = found.members[name]
-        if found.is_alias:
-            found = found.final_target
-    return found
-
-
-@cache
-def places() -> dict[str, str]:
-    """Return the address of each public name on the site, by the name and by its path."""
-    found = {}
-    for page, (_, modules) in PAGES.items():
-        named = [(f"abut.{name}", name) for name in ABUT.get(page, "").split()]
-        named += [(f"{module}.{name}", name) for module in modules for name in names_of(module)]
-        for path, name in named:
-            found[path] = f"{URL}{page}/#{path}"
-            found.setdefault(name, found[path])
-    # Words that are names too, such as `texts`, are links only with their module.
-    found = {
-        name: url for name, url in found.items() if not name.islower() or re.search("[._]", name)
-    }
-    for error in errors():
-        found[error.name] = f"{SITE}reference/errors/#{error.name.lower()}"
-    return found
-
-
-def errors() -> list[Any]:
-    """Return the classes of `abut.errors`, in their order."""
-    members = package_at("abut.errors").members.values()
-    return [one for one in members if not one.is_alias and one.is_class]
 
 
 # ---- Pages
@@ -168,13 +47,13 @@ def _first_page() -> str:
     ]
     for page, names in ABUT.items():
         for name in names.split():
-            about = _first_sentence(package_at(f"abut.{name}").docstring.value)
+            about = first_sentence(package_at(f"abut.{name}").docstring.value)
             lines.append(f"| [`{name}`]({page}.md#abut.{name}) | {linked(about)} |")
     lines += ["", f"Its errors are on [a page of their own]({SITE}reference/errors/)."]
     lines += ["", "| module | |", "|---|---|"]
     for page, (_, modules) in PAGES.items():
         for module in modules:
-            about = _first_sentence(package_at(module).docstring.value)
+            about = first_sentence(package_at(module).docstring.value)
             lines.append(f"| [`{module}`]({page}.md#{module}) | {linked(about)} |")
     return text_of(lines)
 
@@ -227,14 +106,14 @@ def _members(path: str, cls: Any) -> list[str]:
         public = [one for one in public if one.is_function or "property" in one.labels]
     methods = [one for one in public if one.is_function]
     inside = [(one.lineno, one.endlineno) for one in cls.members.values() if one.is_function]
-    told = _attributes(cls.docstring)
+    told = attributes_of(cls.docstring)
     lines = []
     for one in public:
         in_method = any(a <= one.lineno <= b for a, b in inside) and "property" not in one.labels
         if one.is_attribute and (one.annotation or not in_method):
             kind = one.value if _is_enum(cls) else one.annotation
             kind = "" if kind is None else f"`{kind}`".replace("|", "\\|").replace("'", '"')
-            about = _first_text(one.docstring) or linked(told.get(one.name, ""))
+            about = first_text(one.docstring) or linked(told.get(one.name, ""))
             about = " ".join(about.split()).replace("|", "\\|")
             anchor = f'<a id="{path}.{one.name}"></a>'
             lines.append(f"| {anchor}`{one.name}` | {kind} | {about} |")
@@ -371,94 +250,3 @@ def _meaning(name: Any) -> str | None:
     if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
         value = value[1:-1]  # an annotation that is a string
     return value.replace("'", '"') if len(value) < 200 else None
-
-
-# ---- Docstrings
-
-
-def prose(docstring: Any, in_table: Sequence[str] = ()) -> list[str]:
-    """Return a docstring as Markdown, without the attributes that a table describes."""
-    if docstring is None:
-        return []
-    lines: list[str] = []
-    for section in docstring.parse("google", warnings=False):
-        if section.kind is griffe.DocstringSectionKind.text:
-            lines += [*linked(section.value).splitlines(), ""]
-            continue
-        if section.kind is griffe.DocstringSectionKind.admonition:
-            lines += [f"**{section.title}** {linked(section.value.description)}", ""]
-            continue
-        if section.kind is griffe.DocstringSectionKind.examples:
-            for _, text in section.value:
-                lines += [*text.splitlines(), ""]
-            continue
-        items = section.value
-        if section.kind is griffe.DocstringSectionKind.attributes:
-            items = [item for item in items if item.name not in in_table]
-        if items:
-            lines += [f"**{_TITLES.get(section.kind, section.kind.value.capitalize())}**", ""]
-        for item in items:
-            label = item.annotation if section.kind in _BY_TYPE else item.name
-            about = linked(" ".join(item.description.split()))
-            if section.kind in _BY_TYPE:
-                label = linked(f"`{label}`") if label else ""
-            elif label:
-                label = f"`{label}`"
-            lines.append(f"- {label}: {about}" if label else f"- {about}")
-        lines.append("")
-    return lines
-
-
-def _attributes(docstring: Any) -> dict[str, str]:
-    """Return the descriptions of attributes in the docstring of their class."""
-    sections = [] if docstring is None else docstring.parse("google", warnings=False)
-    kind = griffe.DocstringSectionKind.attributes
-    items = [item for section in sections if section.kind is kind for item in section.value]
-    return {item.name: item.description for item in items}
-
-
-def _first_text(docstring: Any) -> str:
-    """Return what a docstring says before its sections, or nothing."""
-    if docstring is None:
-        return ""
-    sections = docstring.parse("google", warnings=False)
-    texts = [one.value for one in sections if one.kind is griffe.DocstringSectionKind.text]
-    return linked(texts[0]) if texts else ""
-
-
-_TITLES = {
-    griffe.DocstringSectionKind.parameters: "Parameters",
-    griffe.DocstringSectionKind.other_parameters: "Other parameters",
-    griffe.DocstringSectionKind.returns: "Returns",
-    griffe.DocstringSectionKind.yields: "Yields",
-    griffe.DocstringSectionKind.raises: "Raises",
-    griffe.DocstringSectionKind.attributes: "Attributes",
-}
-_BY_TYPE = {
-    griffe.DocstringSectionKind.raises,
-    griffe.DocstringSectionKind.returns,
-    griffe.DocstringSectionKind.yields,
-    griffe.DocstringSectionKind.warns,
-}
-
-
-def linked(text: str) -> str:
-    """Return a text with links: from public names in backticks, and from pages that it names."""
-
-    def link(match: re.Match[str]) -> str:
-        place = places().get(match[1])
-        return f"[{match[0]}]({place})" if place else match[0]
-
-    text = re.sub(r"(?<!\[)`([\w.]+)`(?!\])", link, text)
-    return re.sub(r"(`?)\bdocs/([\w/-]+)\.md\b\1", rf"[\g<0>]({SITE}\2/)", text)
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(text.partition("\n\n")[0].split())
-    sentence = re.match(r".*?[.](?=\s|$)", paragraph)
-    return sentence[0] if sentence else paragraph
-
-
-def text_of(lines: Iterable[str]) -> str:
-    """Return the lines as the text of a page."""
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"

@@ -10,8 +10,9 @@ import abut.openenv
 from abut.cli.__main__ import _parser
 from abut.rollout.config import RolloutConfig
 from abut.samplers.settings import SamplingSettings
-from scripts.docs.api import MADE, SITE, errors, linked, package_at, places, prose, text_of
+from scripts.docs.docstrings import linked, prose, text_of
 from scripts.docs.messages import Message, all_messages
+from scripts.docs.public_names import MADE, SITE, errors, package_at, places
 
 
 def pages() -> dict[str, str]:

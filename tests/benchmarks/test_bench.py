@@ -199,12 +199,12 @@ def test_a_requirement_is_met_or_missed():
 def test_the_lines_say_what_is_needed_and_what_is_missing(row):
     assert list(lines(row)) == [
         "\nappend a reply",
-        f"  {'to 1000 tokens':<46}{'median':>13}{'min':>13}{'max':>13}  runs",
-        f"    {'abut':<44}{'20 µs':>13}{'10 µs':>13}{'30 µs':>13}     3",
-        f"    {'a peer':<44}{'1 s':>13}{'1 s':>13}{'1 s':>13}     1",
-        f"  {'to 10000 tokens':<46}{'median':>13}{'min':>13}{'max':>13}  runs",
-        f"    {'abut':<44}{'20 µs':>13}{'10 µs':>13}{'30 µs':>13}     3",
-        f"    {'a peer':<44}{'10 s':>13}{'10 s':>13}{'10 s':>13}     1",
+        f"  {'to 1000 tokens':<46}{'median':>15}{'min':>15}{'max':>15}  runs",
+        f"    {'abut':<44}{'20 µs':>15}{'10 µs':>15}{'30 µs':>15}     3",
+        f"    {'a peer':<44}{'1 s':>15}{'1 s':>15}{'1 s':>15}     1",
+        f"  {'to 10000 tokens':<46}{'median':>15}{'min':>15}{'max':>15}  runs",
+        f"    {'abut':<44}{'20 µs':>15}{'10 µs':>15}{'30 µs':>15}     3",
+        f"    {'a peer':<44}{'10 s':>15}{'10 s':>15}{'10 s':>15}     1",
         "    another: not measured: it needs Python 4",
         "  needs a peer ÷ abut, to 1000 tokens ≥ 100,000x, got 50,000x: missed",
         "  needs a peer ÷ abut, to 10000 tokens ≥ 100,000x, got 500,000x: met",
@@ -304,7 +304,7 @@ def test_the_command_writes_the_page_and_the_values(tmp_path):
         "**A trial (`--quick`): it shows that the rows run, its figures mean nothing.**\n\n"
         "**Only some rows were measured; not these: encode, encode_kinds, encode_batch, append, "
         "image_turn, open_text, seam, rollouts, pace, turns, async_rollouts, environments, stitch, "
-        "engine_reply, gateway, dialects, load, memory, image_memory, records.**"
+        "saved, engine_reply, gateway, dialects, load, memory, image_memory, records.**"
         "\n\nHow fast"
     )
     picture = tmp_path / "docs" / "background" / "performance.svg"
@@ -384,7 +384,7 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path):
     with pytest.raises(BenchError, match="the worker ended"):
         run(plan(tmp_path, tokenizer=empty), quiet, quiet)
     assert json_file.read_text() == "kept"
-    assert list((tmp_path / "docs").iterdir()) == []
+    assert list((tmp_path / "docs" / "background").iterdir()) == []
 
 
 def test_make_bench_writes_the_page_only_where_all_rows_are_measured():

@@ -112,7 +112,7 @@ def test_no_code_of_a_model_runs_and_nobody_is_asked(
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     assert main([command, str(path if command == "show" else folder)]) == 2 * (command == "check")
     assert not ran.exists()
-    told = "check: " if command == "check" else "show: without its tokenizer: "
+    told = "check: " if command == "check" else "show: tokens have no text: "
     assert capsys.readouterr().err == (
         f"abut {told}{folder}: its tokenizer is code that comes with the model\nhint: abut "
         "never runs code that comes with a model; if you trust this code, load the tokenizer "

@@ -12,7 +12,8 @@ import abut.harbor
 import abut.openenv
 from abut.cli.__main__ import _parser
 from abut.samplers.settings import SamplingSettings
-from scripts.docs import api, reference
+from scripts.docs import api, public_names, reference
+from scripts.docs.docstrings import linked
 from scripts.docs.messages import all_messages, python_messages, rust_messages
 from scripts.docs.phrases import FORBIDDEN, docstrings, offences, paragraphs
 from tests.test_public_api import MODULES, TABLE
@@ -59,7 +60,10 @@ def test_a_page_of_the_api_describes_parameters_types_and_errors() -> None:
     assert "    config: RolloutConfig | None = None,\n" in section
     assert re.search(r"^- `EnvArgument` is `", section, re.MULTILINE)
     assert re.search(r"^- `recorder`: \w", section, re.MULTILINE)
-    assert f"- [`MissingExtraError`]({api.SITE}reference/errors/#missingextraerror): " in section
+    assert (
+        f"- [`MissingExtraError`]({public_names.SITE}reference/errors/#missingextraerror): "
+        in section
+    )
 
 
 def test_an_attribute_is_described_once_in_the_table() -> None:
@@ -70,8 +74,8 @@ def test_an_attribute_is_described_once_in_the_table() -> None:
 
 
 def test_a_page_that_a_docstring_names_in_backticks_is_a_link() -> None:
-    expected = f"[`docs/how-to/view.md`]({api.SITE}how-to/view/)"
-    assert api.linked("see `docs/how-to/view.md` first") == f"see {expected} first"
+    expected = f"[`docs/how-to/view.md`]({public_names.SITE}how-to/view/)"
+    assert linked("see `docs/how-to/view.md` first") == f"see {expected} first"
     assert "`[docs/" not in "".join(API.values())
 
 
@@ -125,7 +129,9 @@ def test_an_error_lists_what_raises_it() -> None:
     section = (
         OTHERS["reference/errors.md"].partition("## `MissingExtraError`")[2].partition("\n## ")[0]
     )
-    assert f"[`trl.make_rollout_func`]({api.URL}trl/#abut.trl.make_rollout_func)" in section
+    assert (
+        f"[`trl.make_rollout_func`]({public_names.URL}trl/#abut.trl.make_rollout_func)" in section
+    )
 
 
 # ---- Messages

@@ -95,7 +95,8 @@ BAD = {
     ),
     "a message in itself": (
         env(say=in_itself),
-        "Talk.reset replied with a message that cannot be copied: ",
+        "Talk.reset replied with a message that cannot be copied: RecursionError: the value is "
+        "nested too deeply, or contains itself",
     ),
     "a reply without a text": (
         env(say=lambda self: Shy()),

@@ -252,7 +252,7 @@ def test_what_is_left_out_is_not_in_the_page(recorded: Path) -> None:
 
 
 def test_what_the_page_is_made_of_cannot_be_left_out(recorded: Path) -> None:
-    with pytest.raises(ValueError, match="a page cannot be without 'env_mask'"):
+    with pytest.raises(ValueError, match="a page needs the field 'env_mask'"):
         abut.records.view(recorded, without=["env_mask"])
     with pytest.raises(ValueError, match="records do not have a field 'colums'"):
         abut.records.view(recorded, without=["colums"])
@@ -263,7 +263,7 @@ def test_without_its_tokenizer_a_page_has_ids_and_says_why() -> None:
     assert len(page.troubles) == 1
     facts, texts = blocks(page)["pieces-0"]
     assert (facts["source"], texts) == ("/nowhere/at-all", b"")
-    assert page.troubles == [f"without its tokenizer: {facts['trouble']}"]
+    assert page.troubles == [f"tokens have no text: {facts['trouble']}"]
     with pytest.raises((OSError, ValueError)):
         abut.records.view([a_record(*TALK)], tokenizer="/nowhere/at-all")
     named = abut.records.view([{**a_record(*TALK), "tokenizer": None}], tokenizer=str(DEMO))
@@ -276,7 +276,7 @@ def test_a_page_is_written_again_and_other_files_are_not(tmp_path: Path) -> None
     assert path.read_text(encoding="utf-8") == page.html
     assert page.save(path) == path
     (tmp_path / "mine.html").write_text("<html>")
-    with pytest.raises(FileExistsError, match="no page of abut\nhint"):
+    with pytest.raises(FileExistsError, match="not a page of abut\nhint"):
         page.save(tmp_path / "mine.html")
 
 
@@ -437,7 +437,7 @@ def test_the_command_writes_the_page_beside_the_records(
     assert out == f"{recorded.with_name('r.html')}\n"
     assert err.startswith("abut view: 4 rollouts, 0.")
     assert main(["view", str(recorded), "--no-open", "-o", str(recorded)]) == 1
-    assert "is there already, and no page of abut" in capsys.readouterr().err
+    assert "already exists and is not a page of abut" in capsys.readouterr().err
     chosen = recorded.with_name("chosen.html")
     words = ["--where", "step:2", "--without", "columns,traceback", "--output", str(chosen)]
     assert main(["view", str(recorded), "--no-open", *words]) == 0
@@ -523,5 +523,5 @@ def test_where_there_is_no_browser_the_command_says_so(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     assert main(["view", str(recorded)]) == 0
-    assert "no browser here: open the file where there is one" in capsys.readouterr().err
+    assert "this machine has no browser; open the file on another one" in capsys.readouterr().err
     assert os.path.exists(recorded.with_name("r.html"))

@@ -468,16 +468,16 @@ def test_the_command_serves_until_it_is_stopped(stop: signal.Signals, tmp_path: 
         process.send_signal(stop)
         assert process.wait(60) == 0
         said = process.stderr.read()
-    assert said == "abut view: serves the page to this machine; Ctrl-C ends it\n"
+    assert said == "abut view: serving the page on this machine; press Ctrl-C to stop\n"
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--watch", "-o", "x.html"], "--output names a file, but --watch serves the page"),
-        (["--port", "8100"], "--port is of --watch"),
+        (["--port", "8100"], "--port needs --watch"),
         (["--watch", "--where", "rewrd<1"], "records do not have 'rewrd'"),
-        (["--watch", "--without", "env_mask"], "a page cannot be without 'env_mask'"),
+        (["--watch", "--without", "env_mask"], "a page needs the field 'env_mask'"),
         (["--watch", "--without", "colums"], "records do not have a field 'colums'"),
         (["--watch", "--tokenizer", "/nowhere/at-all"], "/nowhere/at-all"),
     ],

@@ -528,7 +528,7 @@ def test_settings_under_which_rows_do_not_add_up_are_refused(monkeypatch: Any) -
             {"loss_type": "newest"},
             "loss_type='newest': abut can weigh the rows of a rollout only with bnpo, cispo, "
             "dapo, dr_grpo, grpo, luspo, sapo, vespo\n"
-            "hint: one of these",
+            "hint: use one of these",
         ),
     ]
     for version, changes, said in cases:

@@ -57,15 +57,19 @@ def _add_show(commands: Commands) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="a line for each rollout")
     what.add_argument("--steps", action="store_true", help="a line for each step")
-    what.add_argument("--index", type=int, help="which one, from 0; negative: from the end (-1)")
-    what.add_argument("--id", dest="rollout_id", help="which one, by its id")
+    what.add_argument(
+        "--index",
+        type=int,
+        help="the number of a rollout, from 0; negative numbers count from the end (-1)",
+    )
+    what.add_argument("--id", dest="rollout_id", help="the id of a rollout")
     _add_tokenizer(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     parser.set_defaults(run=show)
 
 
 def _add_export(commands: Commands) -> None:
-    parser = commands.add_parser("export", help="make training data of recorded rollouts")
+    parser = commands.add_parser("export", help="make training data from recorded rollouts")
     _add_records(parser)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument(
@@ -120,7 +124,7 @@ def view(args: argparse.Namespace) -> int:
     if args.watch:
         return _watch(args)
     if args.port is not None:
-        raise ValueError("--port is of --watch: without it, the page is a file")
+        raise ValueError("--port needs --watch: without --watch, abut writes the page to a file")
     from abut.records.viewer.page import make_page
 
     page = make_page(
@@ -192,10 +196,11 @@ def _watch(args: argparse.Namespace) -> int:
         try:
             sys.stdout.write(f"{watch.url}\n")
             sys.stdout.flush()
-            say("serves the page to this machine; Ctrl-C ends it")
+            say("serving the page on this machine; press Ctrl-C to stop")
             if not args.no_open and not _opened(watch.url):
                 port = urlsplit(watch.url).port
-                say(f"no browser here: from another machine, ssh -L {port}:127.0.0.1:{port} HOST")
+                tunnel = f"ssh -L {port}:127.0.0.1:{port} HOST"
+                say(f"this machine has no browser; on another one, run {tunnel}")
             while not stops.wait(1.0):  # Windows interrupts no wait without an end
                 pass
         finally:
@@ -214,7 +219,7 @@ def page_path(records: Path) -> Path:
 def open_page(path: Path) -> None:
     """Open the page in a browser, if there is one."""
     if not _opened(path.resolve().as_uri()):
-        sys.stderr.write("abut view: no browser here: open the file where there is one\n")
+        sys.stderr.write("abut view: this machine has no browser; open the file on another one\n")
 
 
 def _opened(address: str) -> bool:
@@ -256,7 +261,7 @@ def _lines(args: argparse.Namespace) -> Iterator[str]:
         except (AbutError, OSError, ValueError) as error:
             if args.tokenizer:
                 raise
-            sys.stderr.write(printable(f"abut show: without its tokenizer: {error}\n"))
+            sys.stderr.write(printable(f"abut show: tokens have no text: {error}\n"))
     color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
     yield from render(record, tokenizer, color=color)
 

@@ -175,6 +175,6 @@ def rows_at(locations: Iterable[Location]) -> Iterator[Mapping[str, Any]]:
                 continue
             row = next(islice(rows, location.at - number - 1, None), None)
             if row is None:
-                raise ValueError(f"{path}: there is no row {location.at} any more")
+                raise ValueError(f"{path} no longer has row {location.at}")
             number = location.at
             yield row

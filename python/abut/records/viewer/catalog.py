@@ -158,7 +158,7 @@ class Catalog:
         try:
             for location, row in epoch.tails[number].rollouts.rows():
                 if "completion_ids" not in row:
-                    raise ValueError(f"{location.path}: holds scores, not rollouts")
+                    raise ValueError(f"{location.path} holds scores, not rollouts")
                 record = self._shown(from_record(row))
                 add_row(columns, row_of_list(record) | {"source": number})
                 id_ = record["rollout_id"]

@@ -73,7 +73,7 @@ class Page:
         path = Path(path)
         if path.exists() and not _is_page(path):
             raise FileExistsError(
-                f"{path} is there already, and no page of abut\nhint: name another"
+                f"{path} already exists and is not a page of abut\nhint: name another file"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.html, encoding="utf-8", newline="\n")
@@ -155,7 +155,7 @@ def make_page(
 def check_left_out(without: Iterable[str]) -> None:
     """Raise a ValueError for a field without which there is no page."""
     if needed := sorted(_NEEDED & {*without}):
-        raise ValueError(f"a page cannot be without {needed[0]!r}\nhint: it is made of the tokens")
+        raise ValueError(f"a page needs the field {needed[0]!r}\nhint: leave out other fields")
 
 
 def _read(records: Records) -> tuple[Iterable[Mapping[str, Any]], str]:
@@ -256,7 +256,7 @@ def _page(
         blocks[f"pieces-{number}"] = _text(block(*pieces.packed()))
     blocks |= {f"chunk-{number}": packed for number, packed in enumerate(chunks)}
     blocks |= {f"pictures-{number}": _text(packed) for number, (_, packed) in enumerate(thumbnails)}
-    troubles = [f"without its tokenizer: {p.trouble}" for p in tables.values() if p.trouble]
+    troubles = [f"tokens have no text: {p.trouble}" for p in tables.values() if p.trouble]
     troubles += pictures.troubles()
     return Page(markup(name, blocks), len(rows.get("rollout_id", ())), troubles)
 
@@ -270,7 +270,7 @@ def pieces_of(source: str | None, asked: str | None) -> Pieces:
         ValueError: the same.
     """
     if not source:
-        return Pieces(None, None, "the records name no tokenizer")
+        return Pieces(None, None, "the records do not name a tokenizer")
     try:
         return Pieces(source, load_tokenizer(source))
     except (AbutError, OSError, ValueError) as error:
