@@ -7,7 +7,9 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,15 +180,35 @@ def test_a_photo_with_a_second_one_behind_it_is_the_first() -> None:
     assert Image(photo) is Image(encoded(first, "JPEG"))
 
 
+def chunk(data: bytes) -> bytes:
+    return (len(data) - 4).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+
+
 def huge_png(width: int, height: int) -> bytes:
     """A PNG that says it is so large, and holds no pixel."""
-
-    def chunk(data: bytes) -> bytes:
-        return (len(data) - 4).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
-
     size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     head = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR" + size + bytes([8, 2, 0, 0, 0]))
     return head + chunk(b"IDAT")
+
+
+def with_chunks(count: int, kind: bytes) -> bytes:
+    """A PNG with so many chunks before its pixels."""
+    whole = png()
+    at = whole.index(b"IDAT") - 4
+    return whole[:at] + chunk(kind) * count + whole[at:]
+
+
+def with_scans(count: int) -> bytes:
+    """A progressive JPEG of 36 megapixels whose last scan comes so many times more."""
+    whole = encoded(PIL.new("L", (6000, 6000)), "JPEG", progressive=True)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * count + whole[-2:]
+
+
+def with_segments(count: int, segment: bytes) -> bytes:
+    """A JPEG with so many segments before its pixels."""
+    whole = encoded(PIL.new("L", (4, 4)), "JPEG")
+    return whole[:2] + segment * count + whole[2:]
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -201,8 +223,14 @@ FRAMES = [PIL.new("L", (2, 2), k) for k in (0, 99)]
             "8000 x 5001 pixels, but abut accepts at most 40 megapixels\nhint: ",
         ),
         (huge_png(90_000, 90_000), "is too large"),
-        (encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
-        (encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), "has 2 frames\nhint:"),
+        (
+            encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+            "has several frames\nhint:",
+        ),
+        (
+            encoded(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]),
+            "has several frames\nhint:",
+        ),
         (png(NOISE)[:2000], "the image is broken: "),
         (PIL.open(io.BytesIO(png(NOISE)[:2000])), "the image is broken: "),
         (
@@ -240,6 +268,39 @@ def test_what_is_no_image_is_named(value: Any, text: str) -> None:
         Image.of(value)
     assert text in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "text"),
+    [
+        (lambda: with_scans(20_000), "more than 100 scans\nhint: "),  # an hour
+        (lambda: with_chunks(5_000_000, b"prVt"), "more than 50000 pieces"),  # a minute
+        (lambda: with_chunks(5_000_000, b"IDAT"), "more than 50000 pieces"),
+        (lambda: with_segments(10_000_000, b"\xff\xfe\0\2"), "more than 50000 pieces"),
+        (lambda: with_segments(10_000_000, b"\xff\xd0"), "more than 50000 pieces"),
+    ],
+    ids=["scans", "chunks", "empty data", "comments", "restarts"],
+)
+def test_an_image_that_would_decode_for_minutes_is_refused_at_once(
+    bomb: Callable[[], bytes], text: str
+) -> None:
+    data = bomb()
+    began = time.perf_counter()
+    with pytest.raises(ImageError, match=text):
+        Image(data)
+    assert time.perf_counter() - began < 5
+
+
+def test_usual_encoders_stay_below_these_limits() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8)
+    for name, settings in {
+        "JPEG": {"progressive": True, "quality": 100, "restart_marker_blocks": 1},
+        "PNG": {"compress_level": 0},
+    }.items():
+        assert Image(encoded(PIL.fromarray(noise), name, **settings)).width == 1000
+    rows = PIL.new("L", (6000, 6000))
+    assert Image(encoded(rows, "JPEG", restart_marker_blocks=1)).width == 6000
+    assert Image(with_chunks(1000, b"prVt")) is Image(png())
 
 
 def test_contents_are_read_where_they_enter() -> None:

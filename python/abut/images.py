@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abut.errors import ImageError, MissingExtraError, text_of
+from abut.image_structure import check_structure
 from abut.parts import Scaffold
 
 T = TypeVar("T")
@@ -275,12 +276,14 @@ def _decoded(data: bytes) -> NDArray[np.uint8]:
     """Return the RGB pixels, `(H, W, 3)` uint8, read-only."""
     pillow = _pillow()
     try:
+        check_structure(data)
         with pillow.open(io.BytesIO(data), formats=_FORMATS) as picture:
             _check_size(*picture.size)
-            # A photo of a phone may be a JPEG with a second one behind it (MPO).
-            if getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO":
+            # A photo of a phone may be a JPEG with a second one behind it (MPO). The frames are not
+            # counted, because Pillow would read a GIF to its end for that.
+            if getattr(picture, "is_animated", False) and picture.format != "MPO":
                 raise ImageError(
-                    f"the image has {picture.n_frames} frames\n"
+                    "the image has several frames\n"
                     "hint: abut does not accept animations or videos; send the frames one by one"
                 )
             pixels = np.array(_rgb(picture), dtype=np.uint8)
