@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure abut beside what people use today."""
+"""`python -m benchmarks`: measure abut and the packages that it is compared with."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from benchmarks.rows import ROWS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the command line says; returns the exit status."""
+    """Run the benchmarks that the command line names, and return the exit status."""
     args = _parser().parse_args(argv)
 
     def out(line: str) -> None:
@@ -44,49 +44,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure abut beside what people use today, on one core, and compare the "
-        "results of all before their times. The peers get an environment of their own. Exit "
-        "status: 0 measured, 1 results differ or a row could not be measured; with --strict also "
-        "where a requirement is missed or a peer missing.",
+        description="Measure abut and comparable packages (peers) on one core. Times are compared "
+        "only if the results are equal. The peers are installed in a separate virtual environment. "
+        "Exit status: 0 if all rows were measured; 1 if results differ or a row could not be "
+        "measured, and with --strict also if a requirement is missed or a peer is missing.",
     )
     parser.add_argument(
         "--rows",
         type=_rows,
-        help=f"which rows, with commas between them (all): {', '.join(ROWS)}",
+        help=f"rows to measure, separated by commas (default: all): {', '.join(ROWS)}",
     )
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FOLDER",
-        help="with tokenizer.json and chat template (the folder qwen3 in $ABUT_TOKENIZERS)",
+        help="folder with tokenizer.json and a chat template (default: $ABUT_TOKENIZERS/qwen3)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--peers-env",
         type=Path,
         metavar="DIR",
-        help="the peers' virtual environment, made where it is not there (in the cache folder)",
+        help="virtual environment of the peers, created if missing (default: in the cache folder)",
     )
-    where.add_argument("--here", action="store_true", help="install nothing: use what is here")
+    where.add_argument(
+        "--here", action="store_true", help="install nothing: use the packages of this Python"
+    )
     parser.add_argument(
-        "--quick", action="store_true", help="a small trial; its figures mean nothing"
+        "--quick", action="store_true", help="a small trial run; its numbers are meaningless"
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="exit with 1 where a requirement is missed or a peer missing",
+        help="exit with 1 if a requirement is missed or a peer is missing",
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FILE.md", help="the page, its picture beside it"
+        "--write", type=Path, metavar="FILE.md", help="write the page, and its chart next to it"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all values of all runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measured values")
     return parser
 
 
 def _rows(text: str) -> tuple[str, ...]:
     rows = tuple(name.strip() for name in text.split(","))
     if unknown := [name for name in rows if name not in ROWS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(ROWS)}")
+        raise argparse.ArgumentTypeError(f"unknown row {unknown[0]!r}: use {', '.join(ROWS)}")
     return rows
 
 

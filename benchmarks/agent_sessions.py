@@ -1,8 +1,8 @@
-"""Sessions of real agents, whose shapes were recorded and whose texts are made up.
+"""Sessions of real agents: their structure was recorded, and their texts are made up.
 
-`agent_sessions.json` has the roles of all messages and the length of each text, as
-`scripts/agent_sessions.py` read them from recordings of the unmodified programs. The policy was a
-script there, so what it says is short.
+`agent_sessions.json` has the roles of all messages and the length of each text;
+`scripts/agent_sessions.py` read them from recordings of the unmodified programs. The policy of the
+recordings was a script, so its answers are short.
 """
 
 import json
@@ -21,7 +21,7 @@ KINDS = {
     "mini-swe-agent": "mswe",
     "chat clients": "",
 }
-"""By kind, how the names of its sessions begin; a session is of the first kind that fits."""
+"""The prefix of the session names of each kind; a session has the first kind that matches."""
 
 
 class Turn(NamedTuple):
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 
 class SessionRequest(NamedTuple):
-    """A request as a client of chat completions sends it, and the answer that it gets."""
+    """A request as a client of chat completions sends it, and its answer."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -98,7 +98,7 @@ def _messages(
                 message["reasoning_content"] = turn.think
             messages.append(message)
             continue
-        # Chat completions and Qwen3's template know no developer.
+        # Chat completions and Qwen3's template do not have a developer role.
         told = "system" if role == "developer" else role
         message = {"role": told, "content": _text(number, lengths[number])}
         if role == "tool":
@@ -108,7 +108,7 @@ def _messages(
 
 
 def call_id(turn: int, place: int) -> str:
-    """Return the id of a call in these sessions; the gateway gives another one."""
+    """Return the id of a call in these sessions; the gateway assigns a different one."""
     return f"call_{turn}_{place}"
 
 
@@ -124,7 +124,7 @@ def _tool(number: int, length: int) -> dict[str, Any]:
 
 @cache
 def _text(number: int, length: int) -> str:
-    """Return made-up words of so many characters; the same number is the same text."""
+    """Return made-up words of `length` characters; the same number gives the same text."""
     draw = random.Random(number)
     words: list[str] = []
     size = 0

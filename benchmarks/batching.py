@@ -1,7 +1,7 @@
-"""Encodes many texts at once, on all cores, in a process of its own: says what that took, as JSON.
+"""Encodes many texts per call, on all cores, in a separate process, and prints the times as JSON.
 
-Started by the row `encode_batch`, with one JSON object. abut's own single calls, one text after the
-other on one core, are what the batches are compared with.
+The row `encode_batch` starts it with one JSON object. Batches are compared with abut's calls for
+one text at a time, on one core.
 """
 
 import json
@@ -19,20 +19,20 @@ from benchmarks.peers import PeerMissing, load
 from benchmarks.texts import Corpus
 from benchmarks.timing import Check, Sides, interleave
 
-ALONE, BATCH = "abut encode, one text after the other", "abut encode_batch"
+ALONE, BATCH = "abut encode, one text at a time", "abut encode_batch"
 GIGATOKEN, TOKENIZERS = "gigatoken encode_batch", "tokenizers encode_batch_fast"
 _SHORT_CALLS = 100
-"""How often what takes microseconds is called for one time."""
+"""Calls per measurement, if a call takes microseconds."""
 
 EncodeBatch = Callable[[Sequence[str]], Sequence[Any]]
 
 
 def main(plan: Mapping[str, Any]) -> None:
-    """Encode by all sides; prints their times, or what differed.
+    """Encode with all sides, and print their times, or the difference between their results.
 
     Args:
-        plan: `file` of the tokenizer, `cores`, `cases` (how many texts and the bytes of each, by
-            name), `rounds`, and `reasons` of missing peers.
+        plan: `file` of the tokenizer, `cores`, `cases` (the number of texts and the bytes of each,
+            by name), `rounds`, and `reasons` of missing peers.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, plan["cores"])
@@ -67,8 +67,8 @@ def _sides(
         sides[GIGATOKEN] = load("gigatoken", "gigatoken", reasons).Tokenizer(file).encode_batch
     except PeerMissing as reason:
         missing[GIGATOKEN] = str(reason)
-    except Exception as error:  # it raises what it likes for a file that it does not know
-        missing[GIGATOKEN] = f"it cannot read this one: {error}"
+    except Exception as error:  # it raises any exception for a file that it does not support
+        missing[GIGATOKEN] = f"gigatoken cannot read this tokenizer: {error}"
     return sides
 
 
@@ -80,8 +80,8 @@ def _timed(
     rounds: int,
     missing: dict[str, str],
 ) -> dict[str, list[float]]:
-    """The seconds of each side for `count` texts of about `size` bytes, new ones in every round."""
-    # A call of some microseconds is timed many times over, else it is the clock that is measured.
+    """Return the seconds of each side for `count` texts of about `size` bytes, new each round."""
+    # A call of a few microseconds is repeated, or the clock would be most of the time.
     calls = _SHORT_CALLS if count * size < 32_000 else 1
 
     def prepare(number: int) -> tuple[Sides, Check]:
@@ -103,7 +103,7 @@ def _timed(
                 try:
                     _require_same(name, expected, results[name])
                 except ResultsDiffer as differ:
-                    if name != GIGATOKEN:  # `tokenizers` is who says what the tokens are
+                    if name != GIGATOKEN:  # `tokenizers` is the reference
                         raise
                     missing[name] = str(differ).partition("\n")[0]
 
@@ -120,7 +120,7 @@ def _timed(
 
 
 def _require_same(name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """All ids of all texts, and where each text ends."""
+    """Require all ids of all texts, and their lengths, to be equal."""
     require_same("the lengths of the texts' tokens", name, _lengths(ours), _lengths(theirs))
     require_same("the tokens of the texts", name, _joined(ours), _joined(theirs))
 

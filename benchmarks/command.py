@@ -1,6 +1,6 @@
 """Prepare the peers, measure in their environment, print and write the results.
 
-The figures come from one worker process, row by row, and are printed as they come.
+One worker process measures row by row, and each row is printed when it is done.
 """
 
 import json
@@ -27,21 +27,21 @@ QUIET = {
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Environment variables: no peer asks a hub, or writes what nobody reads."""
+"""Environment variables that keep the peers offline and quiet."""
 
 
 class BenchError(AbutError, RuntimeError):
-    """What was to be measured could not be."""
+    """A benchmark could not run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, where, and what to write."""
+    """The rows to measure, their environment, and the files to write."""
 
     rows: tuple[str, ...]
     tokenizer: Path
     peers_env: Path | None = None
-    """None: with what is installed here."""
+    """The peers' virtual environment; None: use the packages of this Python."""
     quick: bool = False
     strict: bool = False
     write: Path | None = None
@@ -49,30 +49,30 @@ class Plan:
 
 
 def run(plan: Plan, out: Callable[[str], None], say: Callable[[str], None]) -> int:
-    """Measure; returns the exit status.
+    """Measure, and return the exit status.
 
     Args:
-        plan: what to do.
-        out: takes each line of the results.
-        say: takes each line of progress.
+        plan: the rows, the environment and the files.
+        out: receives each line of the results.
+        say: receives each line of progress.
 
     Returns:
-        1 where a row has no figures or, with `strict`, a requirement is missed or a peer missing.
+        1 if a row has no figures or, with `strict`, a requirement is missed or a peer is missing.
 
     Raises:
-        BenchError: a file cannot be written, the environment cannot be made, or the worker did not
-            finish.
+        BenchError: a file cannot be written, the environment cannot be created, or the worker did
+            not finish.
     """
-    _require_writable(plan)  # not after half an hour of measuring
+    _require_writable(plan)  # before half an hour of measuring, not after it
     python, reasons = Path(sys.executable), dict[str, str]()
     if plan.peers_env is not None:
         try:
             python, reasons = make_venv(plan.peers_env, say)
         except (OSError, subprocess.CalledProcessError) as error:
             raise BenchError(
-                f"{plan.peers_env}: no environment for the peers can be made there: {error}\n"
-                "hint: pass another folder with --peers-env, or --here to measure with what is "
-                "installed"
+                f"{plan.peers_env}: cannot create an environment for the peers there: {error}\n"
+                "hint: pass another folder with --peers-env, or --here to use the packages of this "
+                "Python"
             ) from error
     machine: dict[str, Any] = {}
     rows: list[Row] = []
@@ -90,35 +90,35 @@ def run(plan: Plan, out: Callable[[str], None], say: Callable[[str], None]) -> i
 
 
 def tokenizer_folder(given: Path | None) -> Path:
-    """The tokenizer to measure with: `given`, or `qwen3` in `ABUT_TOKENIZERS`.
+    """Return the tokenizer to measure with: `given`, or `qwen3` in `ABUT_TOKENIZERS`.
 
     Raises:
-        BenchError: there is none, or it has no chat template.
+        BenchError: there is no tokenizer, or it has no chat template.
     """
     named = os.environ.get("ABUT_TOKENIZERS")
     folder = given or (Path(named) / "qwen3" if named else None)
     if folder is None:
         raise BenchError(
-            "no tokenizer to measure with: the ratios only mean something on a real one\n"
+            "no tokenizer given: the ratios are meaningful only with a real one\n"
             "hint: pass --tokenizer FOLDER with the tokenizer.json, tokenizer_config.json and "
-            "chat template of Qwen3, or set ABUT_TOKENIZERS to the folder of its folder `qwen3`"
+            "chat template of Qwen3, or set ABUT_TOKENIZERS to the parent of such a folder `qwen3`"
         )
     if not (folder / "tokenizer.json").is_file():
         raise BenchError(
-            f"{folder}: there is no tokenizer.json\n"
-            "hint: pass the folder that save_pretrained of a fast tokenizer wrote"
+            f"{folder}: tokenizer.json is missing\n"
+            "hint: pass a folder that save_pretrained of a fast tokenizer wrote"
         )
     if not _has_template(folder):
         raise BenchError(
             f"{folder}: the tokenizer has no chat template\n"
-            "hint: pass the tokenizer of a chat model, or put its template beside tokenizer.json "
+            "hint: pass the tokenizer of a chat model, or save its template next to tokenizer.json "
             "as chat_template.jinja"
         )
     return folder
 
 
 def _has_template(folder: Path) -> bool:
-    """Whether transformers finds a chat template there."""
+    """Return whether transformers finds a chat template in the folder."""
     config = folder / "tokenizer_config.json"
     return (folder / "chat_template.jinja").is_file() or (
         config.is_file() and bool(json.loads(config.read_bytes()).get("chat_template"))
@@ -126,18 +126,18 @@ def _has_template(folder: Path) -> bool:
 
 
 def _require_writable(plan: Plan) -> None:
-    """Make the folders of what is to be written.
+    """Create the folders of the files to write.
 
     Raises:
-        BenchError: something cannot be written there.
+        BenchError: a file cannot be written.
     """
     files = [file for file in (plan.write, plan.json) if file is not None]
     if plan.write is not None and plan.write.name:
         files.append(_svg(plan.write))
     if len({file.resolve() for file in files}) < len(files):
         raise BenchError(
-            f"{files[-1]}: the page, its picture and the values are three files, but two would be "
-            "this one\nhint: give --write a name that ends in .md, and --json another one"
+            f"{files[-1]}: the page, its chart and the values need three different files\n"
+            "hint: give --write a name that ends in .md, and --json a different name"
         )
     for file in files:
         try:
@@ -149,18 +149,18 @@ def _require_writable(plan: Plan) -> None:
                 file.unlink()
         except OSError as error:
             raise BenchError(
-                f"{file}: it cannot be written: {error}\n"
-                "hint: name a file, in a folder that you may write to"
+                f"{file}: cannot be written: {error}\n"
+                "hint: name a file in a folder that you can write to"
             ) from error
 
 
 def _svg(page: Path) -> Path:
-    """Where the picture of a page is written."""
+    """Return the path of a page's chart."""
     return page.with_suffix(".svg")
 
 
 def _measured(python: Path, plan: Plan, reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What the worker writes, as it writes it."""
+    """Yield the worker's results as it writes them."""
     passed_on = {
         "rows": plan.rows,
         "tokenizer": str(plan.tokenizer.resolve()),
@@ -179,13 +179,12 @@ def _measured(python: Path, plan: Plan, reasons: Mapping[str, str]) -> Iterator[
             yield json.loads(line)
     if worker.returncode:
         raise BenchError(
-            f"the worker ended with exit status {worker.returncode}\n"
-            "hint: what it wrote stands above"
+            f"the worker ended with exit status {worker.returncode}\nhint: its output is above"
         )
 
 
 def _import_path() -> str:
-    """PYTHONPATH of the worker and of all that it starts: they import `benchmarks` too."""
+    """Return the PYTHONPATH of the worker and its child processes: they import `benchmarks`."""
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(Path(__file__).parents[1]), *([given] if given else [])])
 
@@ -207,9 +206,9 @@ def _write(plan: Plan, machine: Mapping[str, Any], rows: Sequence[Row]) -> None:
 
 def _reservations(plan: Plan) -> Iterator[str]:
     if plan.quick:
-        yield "A trial (`--quick`): it shows that the rows run, its figures mean nothing."
+        yield "A trial run (`--quick`): it shows that the rows run; its numbers are meaningless."
     if left_out := [name for name in ROWS if name not in plan.rows]:
-        yield f"Only some rows were measured; not these: {', '.join(left_out)}."
+        yield f"Not all rows were measured. Missing: {', '.join(left_out)}."
 
 
 def _status(rows: Sequence[Row], strict: bool) -> int:

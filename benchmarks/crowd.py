@@ -1,6 +1,6 @@
-"""Plays many rollouts at once, in a process of its own: says what a turn takes of it.
+"""Plays many rollouts at once in a separate process, and prints the CPU time of a turn.
 
-Started by the row `turns`, with a `Crowd` as JSON; prints one JSON object.
+The row `turns` starts it with a `Crowd` as JSON; it prints one JSON object.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ EnvKind: TypeAlias = Literal["synchronous", "asynchronous", "none"]
 
 @dataclass(frozen=True)
 class Crowd:
-    """What is played."""
+    """The rollouts to play."""
 
     env: EnvKind
-    """`none`: nothing is written, samples and steps only take their time, on two loops."""
+    """`none`: no conversations; samples and steps only wait, on two event loops."""
     rollouts: int
     turns: int
     median_s: float
-    """Of the delays of samples, and of steps; 0: all is at once."""
+    """Median delay of samples and of steps; 0: no delays."""
 
 
 class _Stage:
-    """What is said, and how long each takes to say it."""
+    """The texts of samples and replies, and their delays."""
 
     def __init__(self, workbench: Workbench, crowd: Crowd) -> None:
         self.crowd = crowd
@@ -60,7 +60,7 @@ class _Stage:
         self.samples = [Sample(ids, logprobs(len(ids)), "stop") for ids in arrays]
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """The sampler's part."""
+        """Return a sample, after its delay."""
         rollout = int(request.rollout_id)
         if seconds := self.delays[0, rollout, request.turn]:
             await asyncio.sleep(seconds)
@@ -68,7 +68,7 @@ class _Stage:
 
 
 class _Env:
-    """Answers after a while, on a thread."""
+    """Answers after a delay, on a thread."""
 
     alive = True
     reward = 0.0
@@ -95,7 +95,7 @@ class _Env:
 
 
 class _AsyncEnv(_Env):
-    """Answers after a while, on a loop."""
+    """Answers after a delay, on an event loop."""
 
     async def reset(self, seed: str) -> Any:
         return self, "Begin."
@@ -107,12 +107,12 @@ class _AsyncEnv(_Env):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Play; prints the seconds, those of the processor for each turn, and what was played."""
+    """Play; print the seconds, the CPU seconds per turn, and a digest of the rollouts."""
     folder, text = arguments
     crowd = Crowd(**json.loads(text))
     workbench = Workbench(Path(folder), Scale(), {})
     stage = _Stage(workbench, crowd)
-    _play(workbench, stage, min(crowd.rollouts, 4))  # what only the first needs
+    _play(workbench, stage, min(crowd.rollouts, 4))  # one-time costs
     before = resident_bytes()
     processor, began = time.process_time(), time.perf_counter()
     rollouts = _play(workbench, stage, crowd.rollouts)
@@ -151,7 +151,7 @@ def _play(workbench: Workbench, stage: _Stage, count: int) -> list[Rollout]:
 
 
 def _only_wait(stage: _Stage, count: int) -> None:
-    """What asyncio alone takes for as many waits, and as many ways from loop to loop."""
+    """Do the same number of waits, and of switches between event loops, with asyncio alone."""
     envs = new_loop()
     thread = threading.Thread(target=envs.run_forever)
     thread.start()
@@ -174,7 +174,7 @@ def _only_wait(stage: _Stage, count: int) -> None:
 
 
 def _digest(rollouts: list[Rollout]) -> str:
-    """One text for all ids and masks of all rows."""
+    """Return a digest of all ids and masks of all rows."""
     digest = hashlib.blake2b()
     for rollout in rollouts:
         assert rollout.columns is not None

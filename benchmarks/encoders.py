@@ -1,7 +1,7 @@
-"""Who encodes by one tokenizer.json: abut, and each peer that can read it.
+"""The encoders of one tokenizer.json: abut, and each peer that can read the file.
 
-Invariant: all sides are made from the same file, and a side gives token ids and nothing around
-them. What a peer cannot read has a reason, which the table prints.
+Invariant: all sides are made from the same file, and a side returns token ids without special
+tokens around them. If a peer cannot read a file, the page prints the reason.
 """
 
 import json
@@ -24,46 +24,46 @@ Encode: TypeAlias = Callable[[str], Numbers]
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of tokenizer that many models have, and whose file it is measured with."""
+    """A kind of tokenizer that many models have, and the file that it is measured with."""
 
     name: str
     folder: str
-    """In $ABUT_TOKENIZERS."""
+    """Its folder in $ABUT_TOKENIZERS."""
     models: str
-    """Whose tokenizer.json it is."""
+    """The model that has this tokenizer.json."""
     pattern: str | None = None
-    """The expression that cuts words, where one does."""
+    """The regular expression that splits words; None: words are not split by one expression."""
     ignore_merges: bool = False
-    """Whether a word of the vocabulary is one token whatever the merges make of it."""
+    """True if a word in the vocabulary is always one token, without merges."""
 
     def file(self) -> Path:
-        """Its tokenizer.json.
+        """Return its tokenizer.json.
 
         Raises:
-            PeerMissing: it is not there; says what to put where.
+            PeerMissing: the file is missing; the message says where to copy it from.
         """
         root = os.environ.get("ABUT_TOKENIZERS")
         file = Path(root or "") / self.folder / "tokenizer.json"
         if root is None or not file.is_file():
             named = f"$ABUT_TOKENIZERS/{self.folder}/tokenizer.json"
-            raise PeerMissing(f"there is no {named}: put the one of {self.models} there")
+            raise PeerMissing(f"{named} is missing: copy it from {self.models}")
         return file
 
     def on_vocabulary_of(self, file: Path, folder: Path) -> Path:
-        """Another tokenizer that cuts words as this shape does, for where its own is not there.
+        """Write a tokenizer that splits words like this shape, to use if its own file is missing.
 
         Args:
             file: a tokenizer.json whose model merges bytes.
-            folder: where the new one is written.
+            folder: the folder for the new file.
 
         Raises:
-            PeerMissing: no pattern cuts this shape's words, or the file has another model.
+            PeerMissing: this shape has no pattern, or the file has a different model.
         """
         source = json.loads(file.read_bytes())
         if self.pattern is None:
-            raise PeerMissing(f"no pattern cuts the words of {self.name}")
+            raise PeerMissing(f"{self.name} does not split words with a pattern")
         if source["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(source["decoder"]):
-            raise PeerMissing(f"{file.parent.name} has no vocabulary of bytes")
+            raise PeerMissing(f"{file.parent.name} is not a byte-level BPE tokenizer")
         split = {
             "type": "Split",
             "pattern": {"Regex": self.pattern},
@@ -89,13 +89,13 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _by_letters(digits: str) -> str:
-    """cl100k's pattern: an optional sign before letters."""
+    """Return cl100k's pattern: an optional punctuation character before letters."""
     signs = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_SPACES}"
 
 
 def _by_case(digits: str, contractions: str) -> str:
-    """o200k's pattern: words end where the case changes."""
+    """Return o200k's pattern: words end where the case changes."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     sign, signs = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
     small, capitals = f"{upper}*{lower}+{contractions}", f"{upper}+{lower}*{contractions}"
@@ -106,7 +106,7 @@ SHAPES = (
     Shape(
         "Llama 3",
         "llama3",
-        "meta-llama/Llama-3.1-8B, or of a tune of it,",
+        "meta-llama/Llama-3.1-8B or a fine-tune of it",
         _by_letters(r"\p{N}{1,3}"),
         ignore_merges=True,
     ),
@@ -126,7 +126,7 @@ SHAPES = (
     ),
     Shape("Mistral SentencePiece", "mistral_v3", "mistralai/Mistral-7B-Instruct-v0.3"),
 )
-"""Beside the tokenizer of the other rows, which is Qwen3's unless another one is given."""
+"""The shapes besides the tokenizer of the other rows, which is Qwen3's by default."""
 
 
 def peers_of(
@@ -135,16 +135,16 @@ def peers_of(
     tokenizer: Tokenizer,
     wanted: Collection[str] = (GIGATOKEN, TIKTOKEN),
 ) -> tuple[dict[str, Encode], dict[str, str]]:
-    """The peers beside `tokenizers` that can encode by a file.
+    """Return the peers that can encode with a file, without `tokenizers`.
 
     Args:
         workbench: has the peers.
         file: the tokenizer.json.
-        tokenizer: the same in abut.
-        wanted: their sides' names; no other one is made.
+        tokenizer: abut's tokenizer of the same file.
+        wanted: the sides to make.
 
     Returns:
-        Each by its side's name, and of each that cannot the reason.
+        The encoders by side, and the reasons of the sides that cannot encode.
     """
     found: dict[str, Encode] = {}
     missing: dict[str, str] = {}
@@ -161,8 +161,8 @@ def _gigatoken(workbench: Workbench, file: Path, tokenizer: Tokenizer) -> Encode
     module = workbench.peer("gigatoken")
     try:
         encode: Encode = module.Tokenizer(file).encode
-    except Exception as error:  # it raises what it likes for a file that it does not know
-        raise PeerMissing(f"it cannot read this one: {error}") from error
+    except Exception as error:  # it raises any exception for a file that it does not support
+        raise PeerMissing(f"gigatoken cannot read this tokenizer: {error}") from error
     return encode
 
 
@@ -180,29 +180,31 @@ def _tiktoken(workbench: Workbench, file: Path, tokenizer: Tokenizer) -> Encode:
 
 
 def _pattern(source: dict[str, Any]) -> str:
-    """The pattern that cuts words, where one does."""
+    """Return the pattern that splits words."""
     pre_tokenizer = source["pre_tokenizer"] or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     patterns = [step["pattern"]["Regex"] for step in steps if "Regex" in step.get("pattern", {})]
     if len(patterns) != 1 or steps[-1]["type"] != "ByteLevel":
-        raise PeerMissing("it cuts words by one pattern and merges bytes; this one does not")
+        raise PeerMissing(
+            "tiktoken needs a byte-level tokenizer with one pattern, and this one is different"
+        )
     (pattern,) = patterns
     assert isinstance(pattern, str)
     return pattern
 
 
 def _ranks(source: dict[str, Any], tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The bytes of each token and its rank, where the ids are ranks, as in its own vocabularies.
+    """Return the bytes of each token and its rank, if ids are ranks, as in tiktoken's vocabularies.
 
     Raises:
-        PeerMissing: they are not.
+        PeerMissing: the ids are not ranks.
     """
     vocabulary, added = source["model"]["vocab"], {one["content"] for one in source["added_tokens"]}
     last = -1
     for merge in source["model"]["merges"]:
         merged = vocabulary["".join(merge.split(" ") if isinstance(merge, str) else merge)]
-        if merged < last:  # a token can be merged of several pairs, one after the other
-            raise PeerMissing("its vocabularies are in the order of merges; this one is not")
+        if merged < last:  # equal is fine: several pairs in a row can make the same token
+            raise PeerMissing("tiktoken needs ids in the order of merges, and these are not")
         last = merged
     ids = (id for token, id in vocabulary.items() if token not in added)
     return {tokenizer.decode_bytes([id]): id for id in ids}

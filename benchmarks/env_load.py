@@ -1,31 +1,31 @@
-"""What the row `environments` plays, and where."""
+"""The loads and sides of the row `environments`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 THREADS, OPENENV, RAY = "threads", "OpenEnv", "RayPool"
-"""The sides: environments of this process, of servers, of a cluster; both are started here."""
+"""The sides: environments in this process, on servers, and in a cluster. The run starts both."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is played in one go."""
+    """The rollouts of one measurement."""
 
     rollouts: int
     turns: int
     busy_s: float = 0.0
-    """How long a step keeps a processor busy."""
+    """CPU seconds that a step works."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured in one process."""
+    """A side, measured in one process."""
 
     name: str
     processes: int
-    """Of environments, where they have processes of their own."""
+    """Number of host processes, if the environments have separate ones."""
     size: int
-    """Environments at once, at most."""
+    """The most environments at once."""
     loads: Sequence[Load]
     cores: Sequence[int]
-    """Which this process, and what it starts, may use; empty: as it is."""
+    """The cores that this process and its children may use; empty: unchanged."""

@@ -1,4 +1,4 @@
-"""`FarEnv` on a server of the openenv package: what `Serve("benchmarks.env_server:app")` starts."""
+"""`FarEnv` on a server of the openenv package, for `Serve("benchmarks.env_server:app")`."""
 
 import os
 from typing import Any
@@ -11,13 +11,13 @@ from benchmarks.far_env import SESSIONS, FarEnv
 
 
 class Words(Action):  # type: ignore[misc]
-    """What the policy says."""
+    """The policy's text."""
 
     message: str
 
 
 class Heard(Observation):  # type: ignore[misc]
-    """What the environment says."""
+    """The environment's text."""
 
     text: str = ""
 
@@ -45,7 +45,7 @@ class Served(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> State:
-        """The protocol asks for it; nobody here does."""
+        """Return an empty state: the protocol requires one, and the benchmark does not use it."""
         return State()
 
     def _heard(self, text: str) -> Heard:

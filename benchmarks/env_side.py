@@ -1,6 +1,6 @@
-"""Plays one side of the row `environments`, in a process of its own, on all cores.
+"""Plays one side of the row `environments` in a separate process, on all cores.
 
-Started with a `Side` as JSON and the tokenizer's folder; prints one JSON object.
+It is started with a `Side` as JSON and the tokenizer's folder, and prints one JSON object.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _TEXTS = 64
 
 
 class _Policy:
-    """A sampler that has its answer at once."""
+    """A sampler that answers immediately."""
 
     def __init__(self, workbench: Workbench) -> None:
         texts = Replies(10, _SAMPLE_BYTES, pool_bytes=100_000).take(_TEXTS)
@@ -43,12 +43,12 @@ class _Policy:
         self._samples = [Sample(ids, logprobs(len(ids)), "stop") for ids in arrays]
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """The sampler's part."""
+        """Return the next answer."""
         return self._samples[(int(request.rollout_id) + request.turn) % _TEXTS]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start, hold and play environments; prints what each of these took."""
+    """Start, hold and play environments, and print the measurements."""
     text, folder = arguments
     given = json.loads(text)
     side = Side(**{**given, "loads": [Load(**load) for load in given["loads"]]})
@@ -56,19 +56,19 @@ def main(arguments: Sequence[str]) -> None:
         os.sched_setaffinity(0, side.cores)
     workbench = Workbench(Path(folder), Scale(), {})
     policy = _Policy(workbench)
-    _play(workbench, policy, FarEnv, Load(2, 2))  # what only the first rollouts need
+    _play(workbench, policy, FarEnv, Load(2, 2))  # one-time costs
     before = process_tree.memory_bytes() if process_tree.is_known() else None
     began = time.perf_counter()
     with _environments(side) as make_env:
         found: dict[str, Any] = asyncio.run(_held(side, make_env, began, before))
-        _play(workbench, policy, make_env, Load(side.size, 1))  # each thread and session is there
+        _play(workbench, policy, make_env, Load(side.size, 1))  # start each thread and session
         found["loads"] = [_measured(workbench, policy, make_env, load) for load in side.loads]
     sys.stdout.write(json.dumps(found) + "\n")
 
 
 @contextmanager
 def _environments(side: Side) -> Iterator[EnvFactory | EnvPool]:
-    """What a rollout's environment comes from."""
+    """Yield the source of the rollouts' environments."""
     if side.name == THREADS:
         yield FarEnv
     elif side.name == OPENENV:
@@ -95,13 +95,13 @@ def _environments(side: Side) -> Iterator[EnvFactory | EnvPool]:
 async def _held(
     side: Side, make_env: EnvFactory | EnvPool, began: float, before: int | None
 ) -> dict[str, float | None]:
-    """Hold environments, first one in each process, then all.
+    """Hold environments: first one in each process, then all.
 
     Returns:
-        `start`, seconds until there are as many as there may be; `hosts`, bytes by which all
-        processes have grown when each has one environment, and `environment`, those of one more.
+        `start`: seconds until all environments exist; `hosts`: bytes by which all processes have
+        grown when each has one environment; `environment`: bytes of one more environment.
     """
-    if side.name == RAY:  # the pool lends what is ready, so the first few would share an actor
+    if side.name == RAY:  # the pool lends ready ones first, so the first few would share an actor
         await _end(make_env, await _begun(side, make_env, side.size))
     few = await _begun(side, make_env, side.processes)
     seconds = time.perf_counter() - began
@@ -118,7 +118,7 @@ async def _held(
 
 
 async def _begun(side: Side, make_env: EnvFactory | EnvPool, count: int) -> list[Any]:
-    """So many environments, each in its episode."""
+    """Return `count` environments, each in an episode."""
 
     async def begin(number: int) -> Any:
         if isinstance(make_env, EnvPool):
@@ -132,10 +132,10 @@ async def _begun(side: Side, make_env: EnvFactory | EnvPool, count: int) -> list
 
 
 async def _end(make_env: EnvFactory | EnvPool, envs: Sequence[Any]) -> None:
-    """Give them back, and wait until that is done."""
+    """Return the environments, and wait until that is done."""
     for env in envs:
         env.close()
-    if isinstance(make_env, EnvPool):  # it takes them back in the order in which they were closed
+    if isinstance(make_env, EnvPool):  # they are returned in the order in which they were closed
         last: Any = await make_env.lend(_task(make_env, 0, Load(1, 1)))
         last.close()
 
@@ -143,7 +143,7 @@ async def _end(make_env: EnvFactory | EnvPool, envs: Sequence[Any]) -> None:
 def _measured(
     workbench: Workbench, policy: _Policy, make_env: EnvFactory | EnvPool, load: Load
 ) -> dict[str, Any]:
-    """Play a load; returns the seconds of a turn, by the clock and by processors, and the rows."""
+    """Play a load; return the wall and CPU seconds per turn, and a digest of the rollouts."""
     known = process_tree.is_known()
     of_all = process_tree.processor_s() if known else 0.0
     own, began = time.process_time(), time.perf_counter()
@@ -179,7 +179,7 @@ def _task(make_env: EnvFactory | EnvPool, number: int, load: Load) -> RolloutTas
 
 
 def _digest(rollouts: Sequence[Rollout]) -> str:
-    """One text for all ids, masks and rewards."""
+    """Return a digest of all ids, masks and rewards."""
     digest = hashlib.blake2b()
     for rollout in rollouts:
         assert rollout.columns is not None

@@ -1,6 +1,6 @@
-"""What a row of the table is: its figures, and what they are required to be.
+"""A row of the benchmark: its figures, and the requirements on them.
 
-A figure keeps the value of every run. A need is a ratio of two medians, or one median, and its
+A figure keeps the values of all runs. A need is a ratio of two medians, or one median, and its
 bound; whether it is met is computed, never stored.
 """
 
@@ -26,24 +26,24 @@ class ResultsDiffer(AbutError, ValueError):
 
 @dataclass(frozen=True)
 class Figure:
-    """What one side took in one case, over all runs."""
+    """The values of one side in one case, one for each run."""
 
     side: str
     case: str
     values: tuple[float, ...]
     unit: Unit = "s"
     tokens: int | None = None
-    """Length of the conversation, where the case is one: the picture's axis."""
+    """Length of the conversation, if the case has one: the x axis of the chart."""
 
     @property
     def median(self) -> float:
-        """The middle value."""
+        """The median of the values."""
         return statistics.median(self.values)
 
 
 @dataclass(frozen=True)
 class Need:
-    """A number and its bound: a ratio of medians, or with `unit` a median itself."""
+    """A requirement: a ratio of medians, or with `unit` a median itself, and its bound."""
 
     what: str
     value: float
@@ -53,7 +53,7 @@ class Need:
 
     @property
     def met(self) -> bool:
-        """Whether the number keeps to its bound."""
+        """Return whether the value is within its bound."""
         return self.value >= self.bound if self.how == "at least" else self.value <= self.bound
 
 
@@ -64,14 +64,14 @@ class Row:
     name: str
     work: str
     equal: str = ""
-    """What was compared before the figures count."""
+    """The results that had to be equal."""
     figures: list[Figure] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    """Peers that were not measured, each with its reason."""
+    """Peers that were not measured, each with the reason."""
     error: str | None = None
-    """Why there are no figures."""
+    """Why there are no figures; None if there are."""
 
     def add(
         self,
@@ -86,7 +86,7 @@ class Row:
             self.figures.append(Figure(side, case, tuple(values), unit, tokens))
 
     def median(self, side: str, case: str) -> float | None:
-        """The median of one side in one case; None where that side was not measured."""
+        """Return the median of one side in one case; None if that side was not measured."""
         for figure in self.figures:
             if (figure.side, figure.case) == (side, case):
                 return figure.median
@@ -95,7 +95,7 @@ class Row:
     def need_ratio(
         self, what: str, over: tuple[str, str], under: tuple[str, str], how: Bound, bound: float
     ) -> None:
-        """Require a ratio of the medians of two (side, case); nothing where one is missing."""
+        """Require a ratio of the medians of two (side, case); does nothing if one is missing."""
         numerator, denominator = self.median(*over), self.median(*under)
         if numerator is not None and denominator is not None:
             self.needs.append(Need(what, numerator / denominator, how, bound))
@@ -108,7 +108,7 @@ class Row:
         self.need_ratio(what, (peer, case), (side, case), "at least", times)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON values, with what follows from them."""
+        """Return the row as JSON values, with medians and whether each requirement is met."""
         found = dataclasses.asdict(self)
         for figure, values in zip(self.figures, found["figures"], strict=True):
             values["values"] = [float(f"{value:.5g}") for value in figure.values]
@@ -119,7 +119,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Row":
-        """The row of which `as_dict` told."""
+        """Return the row that `as_dict` wrote."""
         figures = [{**values, "values": tuple(values["values"])} for values in found["figures"]]
         return cls(
             **{
@@ -138,7 +138,7 @@ def require_same(what: str, peer: str, ours: Numbers, theirs: Numbers) -> None:
     """Require two sequences of numbers to be equal.
 
     Raises:
-        ResultsDiffer: they are not; with the first index that differs.
+        ResultsDiffer: they differ; the message has the first index that does.
     """
     left, right = np.asarray(ours), np.asarray(theirs)
     if left.shape == right.shape and bool((left == right).all()):
@@ -147,10 +147,10 @@ def require_same(what: str, peer: str, ours: Numbers, theirs: Numbers) -> None:
     unequal = np.flatnonzero(left[:short] != right[:short])
     first = int(unequal[0]) if len(unequal) else short
     raise ResultsDiffer(
-        f"{what}: abut and {peer} differ, first at {first}: {_at(left, first)} and "
-        f"{_at(right, first)} ({len(left)} and {len(right)} long)\n"
-        "hint: times of different results mean nothing, so this row has none; look at the text "
-        "there, and report it if abut is the one that is wrong"
+        f"{what}: abut and {peer} differ, first at index {first}: {_at(left, first)} and "
+        f"{_at(right, first)} (lengths {len(left)} and {len(right)})\n"
+        "hint: times are not compared if the results differ, so this row has none; look at the "
+        "text at that index, and report it if abut is wrong"
     )
 
 

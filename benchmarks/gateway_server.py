@@ -1,13 +1,14 @@
-"""One server of the row `gateway`, in a process of its own, so that its time is its own.
+"""One server of the row `gateway`, in its own process, so that its CPU time can be measured.
 
-Started with a side, the tokenizer's folder, and a number of rollouts or an address; prints where it
-listens as JSON. Then it answers each line of its input with one of JSON, and ends with its input:
+It is started with a side, the tokenizer's folder, and a number of rollouts or an address, and
+prints the addresses that it listens on as JSON. Then it answers each line of its input with a line
+of JSON, and exits when its input closes:
 
-- `clock`: seconds of the processor that this process has taken so far
-- `prompts`: the token ids that it has asked its engine with, or would have, since this or `forget`:
-  of each prompt the bytes of its int64, in base 64, so that no number becomes an object here, in
-  whose place the server's own would have to come back into the caches
-- `forget`: nothing, and keeps none of those so far
+- `clock`: the CPU seconds of this process so far
+- `prompts`: the token ids of the prompts since the last `prompts` or `forget`. Each prompt is an
+  int64 array in base 64, because a Python object per number would evict the server's own data from
+  the CPU caches
+- `forget`: an empty list; discards the prompts so far
 """
 
 import asyncio
@@ -58,7 +59,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve one side until the input ends."""
+    """Serve one side until the input closes."""
     side, folder, given = arguments
     if side == ABUT:
         _serve_abut(Path(folder), int(given))
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], object]) -> None:
-    """Say where it listens, and answer each line of the input, on a thread."""
+    """Print the addresses, and answer each line of the input, on a thread."""
 
     def say(value: Any) -> None:
         sys.stdout.write(json.dumps(value) + "\n")
@@ -81,7 +82,7 @@ def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], obje
                 say(time.process_time())
                 continue
             wanted = prompts[:] if question == "prompts" else []
-            prompts.clear()  # before it is answered: the next request may come right behind
+            prompts.clear()  # before the answer, because the next request may follow immediately
             say([base64.b64encode(np.asarray(ids, np.int64).tobytes()).decode() for ids in wanted])
         when_over()
 
@@ -92,7 +93,7 @@ def _answer_lines(listens: Any, prompts: list[Any], when_over: Callable[[], obje
 
 
 class _Scripted:
-    """Samples at once what was written and encoded beforehand: a text, and a call of a tool."""
+    """Samples immediately from prepared answers: some text and a tool call, already encoded."""
 
     def __init__(self, workbench: Workbench) -> None:
         encode, close = workbench.tokenizer.encode, workbench.processor.close_token_id
@@ -104,13 +105,13 @@ class _Scripted:
         self.prompts: list[Any] = []
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """The sampler's part."""
+        """Return the next answer."""
         self.prompts.append(request.prompt_ids)
         return self._samples[request.turn % _TEXTS]
 
 
 def _serve_abut(folder: Path, rollouts: int) -> None:
-    """Play rollouts whose agents only wait: what they would ask, the row asks."""
+    """Play rollouts whose agents only wait, because the row sends the requests."""
     workbench = Workbench(folder, Scale(), {})
     sampler = _Scripted(workbench)
     gateway = Gateway()
@@ -139,7 +140,7 @@ def _serve_abut(folder: Path, rollouts: int) -> None:
     gateway.stop()
 
 
-# ---- what it is compared with
+# ---- the servers that it is compared with
 
 
 def _serve_other(side: str, folder: Path, upstream: str) -> None:
@@ -212,7 +213,7 @@ def _encoding(workbench: Workbench) -> Handler:
 
 
 def _rendering(workbench: Workbench, rendered: list[list[int]]) -> Handler:
-    """It answers with less than such a gateway would: nothing is decoded, no call is parsed."""
+    """Return a handler that does less than a real gateway: it does not decode or parse samples."""
     render = workbench.hf_tokenizer.apply_chat_template
 
     async def answer(request: web.Request) -> web.Response:

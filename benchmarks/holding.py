@@ -1,6 +1,6 @@
-"""Holds trajectories or what is made of them, in a process of its own: says how many bytes a token.
+"""Holds trajectories, or objects made from them, in a new process, and prints the bytes per token.
 
-Started by the row `memory`, with what is to hold them, the tokenizer's file and the sizes.
+The row `memory` starts it with the kind of object, the tokenizer's file and the sizes.
 """
 
 import ctypes
@@ -21,18 +21,18 @@ REPLY_BYTES = 1_200
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Hold trajectories; prints by how many bytes per token the process grew."""
+    """Hold objects, and print by how many bytes per token the process grew."""
     kind, path, rollouts, tokens = arguments
     tokenizer = Tokenizer.from_file(path)
     texts = Replies(8, REPLY_BYTES, pool_bytes=200_000).take(64)
     samples = [tokenizer.encode(text) for text in texts]
     turns = [(text, ids, logprobs(len(ids))) for text, ids in zip(texts, samples, strict=True)]
     hold = {"trajectory": _trajectory, "row": _row, "record": _record, "lists": _lists}[kind]
-    held = [hold(tokenizer, turns, int(tokens))]  # what the first one alone needs is not counted
+    held = [hold(tokenizer, turns, int(tokens))]  # the first one has one-time costs
     _give_back()
     before = resident_bytes()
     held += [hold(tokenizer, turns, int(tokens)) for _ in range(int(rollouts))]
-    _give_back()  # what a row was made from is not held with it
+    _give_back()  # the trajectory of a row is already freed
     after = resident_bytes()
     count = sum(_length(one) for one in held[1:])
     grown = None if before is None or after is None else (after - before) / count
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _give_back() -> None:
-    """Return what was freed to the system, where that is glibc: else it is filled unseen."""
+    """Return freed memory to the system (glibc only), so that later growth is visible."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
@@ -61,7 +61,7 @@ def _row(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> Columns:
 
 
 def _record(tokenizer: Tokenizer, turns: list[Any], tokens: int) -> dict[str, Any]:
-    """As it waits to be written, but for the conversation's messages."""
+    """Return a record as it waits to be written, without the conversation's messages."""
     trajectory = _trajectory(tokenizer, turns, tokens)
     columns = trajectory.columns()
     rollout = Rollout(

@@ -1,7 +1,7 @@
-"""Holds screenshots of rollouts, or tensors of rows, in a process of its own: says how many bytes.
+"""Holds screenshots of rollouts, or tensors of rows, in a separate process, and prints the bytes.
 
-Started by the row `image_memory`, with the tokenizer's folder, the size of a picture, how many a
-rollout has, what is to be held, and how often.
+The row `image_memory` starts it with the tokenizer's folder, the size of a picture, the pictures
+per rollout, the objects to hold, and their number.
 """
 
 import json
@@ -20,12 +20,12 @@ from abut.template import ImageProcessor
 from benchmarks.loading import resident_bytes
 from benchmarks.screenshots import screenshot, seeing_processor
 
-# Caches are as full with small tensors as with large ones, and scaling takes most of the time.
+# Small tensors fill the caches just as well, and scaling takes most of the time.
 _PLAYED_PIXELS = 448 * 448
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Hold them; prints the peak by which the process grew, and what is known of the pictures."""
+    """Hold the objects; print the largest growth of the process, and the sizes of the pictures."""
     folder, kind = Path(arguments[0]), arguments[4]
     width, height, shown, count = map(int, (*arguments[1:4], arguments[5]))
     hold = {"play": _play, "rows": _rows}[kind]
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _play(folder: Path, size: tuple[int, int], shown: int, rollouts: int) -> dict[str, Any]:
-    """All rollouts get their next screenshot, turn by turn."""
+    """Give all rollouts their next screenshot, turn by turn."""
     hf_processor = seeing_processor(transformers, folder, _PLAYED_PIXELS)
     images = ImageProcessor(hf_processor)
     processor = ChatTemplateProcessor(hf_processor, images=images)
@@ -54,7 +54,7 @@ def _play(folder: Path, size: tuple[int, int], shown: int, rollouts: int) -> dic
 
 
 def _rows(folder: Path, size: tuple[int, int], shown: int, rows: int) -> dict[str, Any]:
-    """The tensors of one row after the other, each as its forward pass gets them."""
+    """Make the tensors of one row after the other, as a forward pass receives them."""
     images = ImageProcessor(seeing_processor(transformers, folder))
     of_rows = [
         [Image(screenshot(row * shown + k, *size)) for k in range(shown)] for row in range(rows)

@@ -1,7 +1,7 @@
-"""Texts of one kind each: what mixed text has little of, and an encoder may be slow at.
+"""Texts of one kind each, which mixed text has little of and an encoder may be slow at.
 
-Each kind is one function, which writes a piece of it from random numbers; the same seed gives the
-same text. Words are made of syllables, as names and identifiers are.
+A function for each kind writes a piece from random numbers; the same seed gives the same text.
+Words are made of syllables, like names and identifiers.
 """
 
 import json
@@ -17,7 +17,7 @@ Writer: TypeAlias = Callable[[random.Random], str]
 
 
 def text_of(kind: str, seed: int, size: int) -> str:
-    """A text of one of `KINDS`, `size` bytes or up to three less."""
+    """Return text of one of `KINDS`, of `size` bytes or up to three fewer."""
     if kind == "code":
         return Corpus(seed).code(size)
     rng, write = random.Random(f"abut bench {kind} {seed}"), _WRITERS[kind]
@@ -34,17 +34,17 @@ def _words(rng: random.Random, least: int, most: int) -> list[str]:
 
 
 def _of(characters: str, least: int, most: int) -> Writer:
-    """So many of these characters."""
+    """Return a writer of `least` to `most` of these characters."""
     return lambda rng: "".join(rng.choices(characters, k=rng.randint(least, most)))
 
 
 def _between(first: int, last: int, least: int, most: int) -> Writer:
-    """So many characters with code points from `first` to `last`."""
+    """Return a writer of characters with code points from `first` to `last`."""
     return _of("".join(map(chr, range(first, last + 1))), least, most)
 
 
 def _then(write: Writer, *ends: str) -> Writer:
-    """A piece, and one of these behind it."""
+    """Return a writer that adds one of these endings to each piece."""
     return lambda rng: write(rng) + rng.choice(ends)
 
 
@@ -119,26 +119,26 @@ _SENTENCE = (" ",) * 9 + (". ",)
 _ACCENTS = "aeiounrstlàâçéèêëîïôùûüÿœæßäöñ"
 _WRITERS: dict[str, Writer] = {
     "prose": _then(word, *_SENTENCE),
-    "capitals": _then(lambda rng: word(rng).upper(), " "),
+    "capital letters": _then(lambda rng: word(rng).upper(), " "),
     "camel case": _camel,
     "snake case": lambda rng: f"{'_'.join(_words(rng, 2, 4))} = {word(rng)}\n",
-    "nonsense": _then(_of(string.ascii_lowercase, 2, 10), " "),
+    "random letters": _then(_of(string.ascii_lowercase, 2, 10), " "),
     "digits": _then(lambda rng: str(rng.randint(0, 10 ** rng.randint(1, 8))), " "),
     "long numbers": _then(lambda rng: str(rng.randint(0, 10**60)), "\n"),
     "hexadecimal numbers": _then(lambda rng: _hexadecimal(rng, 16), " "),
     "UUIDs": _uuid,
     "base64": _then(_of(string.ascii_letters + string.digits + "+/", 76, 76), "\n"),
-    "signs": _then(_of(string.punctuation, 1, 6), "", "", " "),
+    "punctuation": _then(_of(string.punctuation, 1, 6), "", "", " "),
     "tabs": lambda rng: "\t" * rng.randint(1, 4) + word(rng) + "\n",
     "indented lines": lambda rng: " " * rng.randint(1, 40) + word(rng) + "\n",
     "JSON": _record,
     "log lines": _log_line,
-    "addresses": _address,
+    "URLs": _address,
     "comma-separated values": _table_line,
     "Markdown": _markdown,
     "typographic quotes": _quotations,
     "French": _then(_french, *_SENTENCE),
-    "accents": _then(_of(_ACCENTS, 2, 9), " "),
+    "accented letters": _then(_of(_ACCENTS, 2, 9), " "),
     "Greek": _then(_between(0x3B1, 0x3C9, 2, 9), " "),
     "Cyrillic": _then(_between(0x430, 0x44F, 2, 9), " "),
     "Arabic": _then(_between(0x627, 0x64A, 2, 8), " "),

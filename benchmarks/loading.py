@@ -1,6 +1,6 @@
-"""Loads a tokenizer, in a process of its own: says what that took, as one JSON object.
+"""Loads a tokenizer in a new process, and prints time and memory as one JSON object.
 
-Started by the row `load`, with the side and the file.
+The row `load` starts it with the side and the file.
 """
 
 import json
@@ -14,7 +14,7 @@ TEXT = "Until the first encode, wörtlich: 你好 <|im_end|>\n"
 
 
 def resident_bytes(field: str = "VmRSS") -> int | None:
-    """Memory of this process now, or at most (`VmHWM`); None where the system does not say."""
+    """Return the memory of this process, or its peak (`VmHWM`); None if it is unknown."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return None
@@ -23,7 +23,7 @@ def resident_bytes(field: str = "VmRSS") -> int | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Load by one side; prints what it took."""
+    """Load with one side, and print time and memory."""
     side, path = arguments
     load = {"abut": _abut, "tokenizers": _tokenizers}[side]()
     before = resident_bytes()

@@ -1,4 +1,4 @@
-"""What the figures were taken on: they mean nothing without it."""
+"""The machine and versions of a run: its figures mean nothing without them."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from benchmarks.workbench import Workbench
 
 
 def describe(workbench: Workbench, core: int | None) -> dict[str, Any]:
-    """Hardware, versions and tokenizer, as JSON values."""
+    """Return hardware, versions and tokenizer as JSON values."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
@@ -29,7 +29,7 @@ def describe(workbench: Workbench, core: int | None) -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor, as far as the system tells."""
+    """Return the CPU's name, as far as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

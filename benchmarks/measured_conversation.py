@@ -1,6 +1,6 @@
 """Conversations to append to: a user's question, then answers of the policy and replies of a tool.
 
-Invariant: what was sampled is what the tokenizer makes of its text, so that the render of the whole
+Invariant: the sampled tokens are the tokenizer's encoding of their text, so that the rendered
 conversation has the tokens of the trajectory, and every peer has the same work.
 """
 
@@ -18,27 +18,27 @@ from benchmarks.workbench import Workbench
 
 
 def tool_reply(text: str) -> Message:
-    """What an environment answers."""
+    """Return an environment's reply as a message."""
     return {"role": "tool", "name": "search", "content": text}
 
 
 @dataclass
 class MeasuredConversation:
-    """A conversation, and the messages that it stands for."""
+    """A conversation and its messages."""
 
     workbench: Workbench
     conversation: Conversation
     messages: list[Message]
     prompt_ids: NDArray[np.int64]
-    """The last request."""
+    """The prompt of the last request."""
     sampled_ids: NDArray[np.int64]
-    """What was sampled last."""
+    """The last sample."""
 
     @classmethod
     def of_length(
         cls, workbench: Workbench, replies: Replies, tokens: int
     ) -> "MeasuredConversation":
-        """A conversation of `tokens` tokens or a few more, which ends on a sampled token."""
+        """Return a conversation of `tokens` tokens or a few more, which ends with a sample."""
         self = cls.open(workbench)
         self.answer(*replies.take(1))
         while len(self.trajectory) < tokens:
@@ -49,7 +49,7 @@ class MeasuredConversation:
 
     @classmethod
     def open(cls, workbench: Workbench) -> "MeasuredConversation":
-        """A conversation that begins with the user's question."""
+        """Return a conversation that begins with the user's question."""
         conversation = Conversation(workbench.tokenizer, workbench.processor)
         messages = [{"role": "user", "content": "Find where the time goes, and say what you see."}]
         conversation.open(messages)
@@ -62,12 +62,12 @@ class MeasuredConversation:
         return self.conversation.trajectory
 
     def append(self, message: Message) -> None:
-        """Append the environment's reply and the next generation prompt: what `append` times."""
+        """Append a reply and the next generation prompt: the row `append` times this call."""
         self.conversation.say([message])
         self.messages.append(message)
 
     def answer(self, text: str) -> None:
-        """Let the policy answer: the text, then the stop token."""
+        """Add an answer of the policy: the text, then the stop token."""
         self.prompt_ids = self.conversation.request()
         ids = self.workbench.tokenizer.encode(text)
         self.sampled_ids = np.append(ids, self.workbench.processor.close_token_id)
@@ -76,12 +76,12 @@ class MeasuredConversation:
 
 
 def logprobs(count: int) -> NDArray[np.float32]:
-    """`(count,)`, nats: all different, as a policy's are."""
+    """Return `(count,)` float32, nats: all different, like a policy's."""
     return -np.linspace(0.01, 4, count, dtype=np.float32)
 
 
 def render(hf_tokenizer: Any, messages: list[Message]) -> list[int]:
-    """The tokens of the whole conversation with the generation prompt, rendered from scratch."""
+    """Return the tokens of the whole conversation with generation prompt, rendered from scratch."""
     ids: list[int] = hf_tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
     )

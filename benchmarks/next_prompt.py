@@ -1,4 +1,4 @@
-"""How each peer gets the next prompt, when an environment's reply has come."""
+"""How each peer makes the next prompt after an environment's reply."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,14 +16,14 @@ BRIDGE = "renderers bridge_to_next_turn"
 TML = "tml-renderers render_for_completion"
 
 NextPrompt: TypeAlias = Callable[[], list[int]]
-"""What is timed: gives all ids of the next prompt, or of `SUFFIX` the new ones."""
+"""The timed call: returns all ids of the next prompt, or for `SUFFIX` only the new ones."""
 AfterReply: TypeAlias = Callable[[MeasuredConversation, Message], NextPrompt]
-"""Makes it for a conversation and the reply to it, and outside the clock what the peer would keep
-from one turn to the next."""
+"""Returns the timed call for a conversation and a reply; also prepares, outside the timing, the
+state that the peer would keep between turns."""
 
 
 def peers_after_reply(workbench: Workbench, row: Row) -> dict[str, AfterReply]:
-    """What each peer does after a reply; the row notes those that are missing."""
+    """Return the call of each peer after a reply; missing peers go into `row.missing`."""
     makers = {SUFFIX: _suffix, BRIDGE: _bridge, TML: _tml}
     found: dict[str, AfterReply] = {RENDER: _render}
     for name, make in makers.items():

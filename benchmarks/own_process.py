@@ -1,4 +1,4 @@
-"""What is measured in a process of its own: a module that prints one JSON value."""
+"""Run a module of the benchmarks in its own process; the module prints one JSON value."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from typing import Any
 
 
 def run_module(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
-    """Run a module of `benchmarks` with the same Python; returns what it printed.
+    """Run a module of `benchmarks` with the same Python, and return the value that it printed.
 
     Args:
         module: its name.
-        *arguments: what it is given.
-        environment: variables that are other ones for it.
+        *arguments: its command-line arguments.
+        environment: environment variables to change for it.
 
     Raises:
-        CalledProcessError: it failed; its words are on stderr.
+        CalledProcessError: it failed; its output is on stderr.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     done = subprocess.run(

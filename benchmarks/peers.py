@@ -1,8 +1,8 @@
-"""The peers, and the environment that they and abut are measured in.
+"""The peers, and the virtual environment that they and abut are measured in.
 
-It is a virtual environment of its own over the running one: what is installed here, such as torch,
-is used and not installed again, and nothing here is changed. A peer that cannot be installed or
-imported has a reason, which the table prints; none is left out in silence.
+The virtual environment also sees the packages of the running Python: those that are installed, such
+as torch, are used and not installed again, and the running environment is not changed. If a peer
+cannot be installed or imported, the page prints the reason.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Peer:
     name: str
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
-    """For pip."""
+    """Options of pip."""
 
 
 PEERS = {
@@ -48,18 +48,18 @@ PEERS = {
         Peer("trl", ("trl>=1.16", "jinja2>=3.1")),
         Peer("openenv", ("openenv==0.10.0", "websockets>=16.1")),
         Peer("ray", ("ray>=2.60",)),
-        # It imports httpx and does not require it.
+        # It imports httpx but does not require it.
         Peer("renderers", ("renderers==0.1.12", "httpx")),
-        # It imports torch and does not require it.
+        # It imports torch but does not require it.
         Peer("tml-renderers", ("tml-renderers==0.2.1", "torch>=2.10")),
-        # It pins torch, transformers and TRL, of which its loop needs nothing, to other versions.
+        # It pins other versions of torch, transformers and TRL, which its loop does not need.
         Peer("trl-env", ("trl-env==0.1.20",), ("--no-deps", "--ignore-requires-python")),
     )
 }
 
 
 class PeerMissing(Exception):
-    """A peer that cannot be measured, and why."""
+    """A peer cannot be measured; the message is the reason."""
 
 
 def load(name: str, module: str, reasons: Mapping[str, str]) -> Any:
@@ -67,23 +67,23 @@ def load(name: str, module: str, reasons: Mapping[str, str]) -> Any:
 
     Args:
         name: the peer.
-        module: which of its modules.
+        module: one of its modules.
         reasons: why peers could not be installed.
 
     Raises:
-        PeerMissing: it is not installed, or does not import.
+        PeerMissing: it is not installed, or its import fails.
     """
     if name == "trl-env":
         _stand_in_for_type_aliases()
     try:
         return importlib.import_module(module)
-    except Exception as error:  # whatever a package raises that was built for something else
+    except Exception as error:  # a package built for other versions can raise anything
         said = reasons.get(name) or f"{type(error).__name__}: {error}".partition("\n")[0]
         raise PeerMissing(said) from error
 
 
 def versions() -> dict[str, str | None]:
-    """The version of each peer that is installed here; None where it is not."""
+    """Return the version of each peer; None if it is not installed."""
     found: dict[str, str | None] = {}
     for name in PEERS:
         try:
@@ -94,34 +94,36 @@ def versions() -> dict[str, str | None]:
 
 
 def default_folder() -> Path:
-    """Where the environment is if nobody says so: the user's cache, one for each Python."""
+    """Return the default folder of the environment: in the user's cache, one for each Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "abut" / f"bench-{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def make_venv(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
-    """Make the environment, or complete it.
+    """Create the environment, or complete it.
 
     Args:
-        folder: where it is, or is to be.
-        say: told what is being done.
+        folder: the folder of the environment.
+        say: receives a line for each step.
 
     Returns:
-        Its Python, and for each peer that could not be installed the reason.
+        Its Python, and the reasons of the peers that could not be installed.
 
     Raises:
-        OSError, subprocess.CalledProcessError: no environment can be made there, or something
-            else is there, such as the Python that runs this.
+        OSError, subprocess.CalledProcessError: the environment cannot be created, or the folder
+            has something else in it, such as the running Python.
     """
     if folder.resolve() == Path(sys.prefix).resolve():
-        raise FileExistsError("the Python that runs this is in it: run that of abut's environment")
+        raise FileExistsError(
+            "it has the running Python: run the benchmarks with the Python of abut's environment"
+        )
     scheme = sysconfig.get_paths("venv", vars={"base": str(folder), "platbase": str(folder)})
     python = Path(scheme["scripts"]) / ("python.exe" if os.name == "nt" else "python")
     site = Path(scheme["purelib"])
     report, key = folder / _REPORT, _key()
     known = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
     if known.get("key") != key:
-        say(f"making {folder} for the peers, over the packages of {sys.prefix}")
+        say(f"creating {folder} for the peers, on top of the packages of {sys.prefix}")
         _empty(folder)
         venv.create(folder, with_pip=True)
         under = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -133,7 +135,7 @@ def make_venv(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str,
         known["reasons"].pop(name)
         if reason := _install(python, PEERS[name]):
             known["reasons"][name] = reason
-    # The abut that runs here, however it was installed.
+    # Copy the running abut, however it was installed.
     own = Path(abut.__file__).parent
     shutil.rmtree(site / "abut", ignore_errors=True)
     shutil.copytree(own, site / "abut", ignore=shutil.ignore_patterns("__pycache__"))
@@ -142,24 +144,24 @@ def make_venv(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str,
 
 
 def _empty(folder: Path) -> None:
-    """Make the folder empty but for the mark that it is ours; what is not ours is never removed."""
+    """Empty the folder and leave our mark in it; never remove a folder without the mark."""
     mark = folder / _REPORT
     if folder.exists() and any(folder.iterdir()):
         if not mark.is_file():
-            raise FileExistsError("there is something else in it")
+            raise FileExistsError("the folder has other files in it")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     mark.write_text("{}", encoding="utf-8")
 
 
 def _key() -> str:
-    """What the environment was made from: changed requirements make it anew."""
+    """Return a digest of the requirements; if they change, the environment is created again."""
     made_from = [sys.prefix, sys.version, repr(sorted(PEERS.items()))]
     return hashlib.sha256("\n".join(made_from).encode()).hexdigest()
 
 
 def _install(python: Path, peer: Peer) -> str | None:
-    """Install one peer; returns the reason where it fails."""
+    """Install one peer; return the reason if that fails."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
         [*pip, *peer.options, *peer.requirements], capture_output=True, text=True, check=False
@@ -168,14 +170,14 @@ def _install(python: Path, peer: Peer) -> str | None:
         return None
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
     said = (errors or done.stderr.splitlines() or [f"exit status {done.returncode}"])[-1]
-    return f"pip could not install it: {said.removeprefix('ERROR: ')}"
+    return f"pip cannot install it: {said.removeprefix('ERROR: ')}"
 
 
 def _stand_in_for_type_aliases() -> None:
-    """Let trl-env be imported by Python 3.11.
+    """Let Python 3.11 import trl-env.
 
-    Its `environment` module holds type aliases alone, in the syntax of 3.12; the loop itself runs
-    on 3.11, with two names in their place.
+    Its `environment` module has only type aliases, in the syntax of 3.12. Its loop runs on 3.11 if
+    two names replace them.
     """
     if sys.version_info < (3, 12):
         module = types.ModuleType("trl_env.environment")

@@ -1,4 +1,4 @@
-"""The time of a turn against the length of the conversation, as an SVG of logarithmic axes."""
+"""A chart of the time per turn by conversation length: an SVG with logarithmic axes."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from benchmarks.table import number
 
 WIDTH, HEIGHT = 960, 460
 LEFT, RIGHT, TOP, BOTTOM = 80, 600, 50, 400
-# Told apart by colour-blind readers too.
+# Colour-blind readers can tell these apart.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#555555", "#7b3294")
 OURS = "#d55e00"
 
 
 def picture(row: Row) -> str | None:
-    """The picture of a row whose figures have a length; None where none has."""
+    """Return the chart of a row, or None if none of its figures has a length."""
     series: dict[str, list[tuple[int, Figure]]] = {}
     for figure in row.figures:
         if figure.tokens is not None:
@@ -34,7 +34,7 @@ def picture(row: Row) -> str | None:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="13" fill="#222">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="26" font-size="16">Time of a turn: {escape(row.work)}</text>',
+        f'<text x="{LEFT}" y="26" font-size="16">Time per turn: {escape(row.work)}</text>',
         *_grid(x, y, [tokens for tokens, _ in next(iter(series.values()))]),
     ]
     for side, line in series.items():
@@ -55,7 +55,7 @@ def picture(row: Row) -> str | None:
 
 
 class _Axis:
-    """A logarithmic axis between two places of the picture."""
+    """A logarithmic axis between two coordinates of the chart."""
 
     def __init__(
         self, values: Sequence[float], first: float, last: float, *, decades: bool = False
@@ -66,12 +66,12 @@ class _Axis:
         self._first, self._last = first, last
 
     def at(self, value: float) -> float:
-        """Where a value stands."""
+        """Return the coordinate of a value."""
         share = (math.log10(value) - self.low) / ((self.high - self.low) or 1)
         return self._first + share * (self._last - self._first)
 
     def decades(self) -> list[float]:
-        """The powers of ten within the axis."""
+        """Return the powers of ten within the axis."""
         return [10.0**power for power in range(math.ceil(self.low), math.floor(self.high) + 1)]
 
 
@@ -90,13 +90,13 @@ def _grid(x: _Axis, y: _Axis, lengths: Sequence[int]) -> list[str]:
     middle = (LEFT + RIGHT) / 2
     parts.append(
         f'<text x="{middle}" y="{BOTTOM + 44}" text-anchor="middle">'
-        "tokens of the conversation</text>"
+        "tokens in the conversation</text>"
     )
     return parts
 
 
 def _apart(heights: Sequence[float], least: float = 17) -> list[float]:
-    """The heights of labels, moved so that none stands on another."""
+    """Return the heights of labels, moved apart so that they do not overlap."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     moved = list(heights)
     for above, index in pairwise(order):

@@ -1,16 +1,16 @@
-"""Processor time and memory of a process and of all its descendants, from Linux's `/proc`."""
+"""CPU time and memory of a process and all its descendants, from Linux's `/proc`."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
-# Of `/proc/PID/stat`, behind the name in parentheses: state is 0.
+# Fields of `/proc/PID/stat` after the name in parentheses; the state is field 0.
 _PARENT, _USER_TICKS, _SYSTEM_TICKS = 1, 11, 12
 
 
 def is_known() -> bool:
-    """Whether this system says it."""
+    """Return whether this system has these figures."""
     return (_PROC / "self" / "smaps_rollup").is_file()
 
 
@@ -18,14 +18,14 @@ def processor_s(root: int | None = None) -> float:
     """Return the CPU seconds that the tree's running processes have taken so far.
 
     Args:
-        root: the process id that the tree starts at; None: this process.
+        root: the process id of the tree's root; None: this process.
     """
     ticks = sum(int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS]) for _, stat in _tree(root))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(root: int | None = None) -> int:
-    """Return the memory of the tree; what several processes share counts once (`Pss`)."""
+    """Return the memory of the tree; memory shared by several processes counts once (`Pss`)."""
     return sum(_pss(pid) for pid, _ in _tree(root))
 
 

@@ -1,6 +1,6 @@
-"""Writes records, in a process of its own: says what that took, as one JSON object.
+"""Writes records in a new process, and prints time, memory and size as one JSON object.
 
-Started by the row `records`, with the form, how many rollouts and how many tokens each.
+The row `records` starts it with the format, the number of rollouts, and the tokens of each.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _VOCABULARY = 150_000
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write by one form, and read it again; prints what it took."""
+    """Write in one format, read the records again, and print the measurements."""
     form, count, tokens = arguments[0], int(arguments[1]), int(arguments[2])
     rollouts = [_rollout(number, tokens) for number in range(count)]
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def _write(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Of what is read; JSON lines have the shortest decimals that give the same float32."""
+    """Return a digest of the records; JSON lines has the shortest decimals of the same float32."""
     digest = hashlib.sha256()
     for record in read_records(path):
         digest.update(np.asarray(record["logprobs"], dtype=np.float32).tobytes())
@@ -64,7 +64,7 @@ def _digest(path: Path) -> str:
 def _rollout(number: int, tokens: int) -> Rollout:
     rng = np.random.default_rng(number)
     prompt, made = tokens // 8, tokens - tokens // 8
-    # Few ids are frequent, as in text.
+    # A few ids are frequent, as in real text.
     ids = np.minimum(rng.zipf(1.2, tokens), _VOCABULARY - 1)
     mask = (np.arange(made) // (made // _TURNS) % 2 == 0).astype(np.uint8)
     logprobs = np.where(mask == 1, -rng.exponential(0.3, made), 0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""How much of each kind of work is measured: what the table promises, or a small trial."""
+"""Sizes and rounds of all rows: full size for the page, or a small trial run."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,21 @@ class Scale:
 
     encode_bytes: int = 1_000_000
     encode_code_bytes: int = 500_000
-    """The standard library has about 9 MB of it."""
+    """The standard library has about 9 MB of code."""
     encode_rounds: int = 7
     kind_bytes: int = 400_000
     kind_rounds: int = 5
     batch_many: tuple[int, int] = (200, 4_000)
-    """How many texts in one call, and the bytes of each."""
+    """Texts per call, and the bytes of each."""
     batch_short: tuple[int, int] = (1_000, 200)
     batch_few: tuple[int, int] = (4, 500)
     batch_rounds: int = 5
     lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
     """Tokens of the conversations to which a reply is appended."""
     conversations: int = 5
-    """How many of each length."""
+    """Conversations of each length."""
     replies: int = 8
-    """How many replies are appended to each conversation."""
+    """Replies appended to each conversation."""
     reply_bytes: int = 1_200
     open_bytes: tuple[int, int] = (1_000, 1_000_000)
     open_rounds: int = 5
@@ -71,12 +71,12 @@ class Scale:
     reply_rounds: int = 50
     gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
     gateway_conversations: int = 9
-    """Of a set; the first of them is not counted."""
+    """Conversations per set; the first is not counted."""
     gateway_sets: int = 3
-    """Of each length: a conversation grows with each round, and stands for its length no longer."""
+    """Sets per length: a conversation grows with each round, so later rounds need new ones."""
     gateway_rounds: int = 3
     gateway_bytes: int = 16_000
-    """New in each call."""
+    """New bytes in each call."""
     dialect_lengths: tuple[int, ...] = (1_000, 30_000)
     load_rounds: int = 5
     recorded_rollouts: int = 64
@@ -84,15 +84,15 @@ class Scale:
     memory_tokens: int = 120_000
     image_size: tuple[int, int] = (1280, 1024)
     image_counts: tuple[int, int] = (1, 40)
-    """Pictures of a conversation, few and many."""
+    """Pictures per conversation: few, and many."""
     image_rounds: int = 7
     image_rollouts: int = 64
     image_slack_bytes: int = 256 * 2**20
-    """Beside files and caches: tokens, what a picture takes while it is made, the allocator."""
+    """Memory besides files and caches: tokens, temporary buffers of a picture, the allocator."""
 
     @classmethod
     def quick(cls) -> "Scale":
-        """A trial of all rows in seconds: it shows that they run, its figures mean nothing."""
+        """Return a trial size for runs of seconds, which only show that the rows work."""
         return cls(
             encode_bytes=20_000,
             encode_code_bytes=10_000,

@@ -1,7 +1,7 @@
-"""Screenshots, and the processor of a vision-language model on a tokenizer that has no model.
+"""Screenshots, and a vision-language model's processor on top of a text tokenizer.
 
-The processor is Qwen2.5-VL's with its own defaults, where Pillow scales: a picture of 1280 x 1024
-has 1,702 tokens and 23 MiB of patches.
+The processor is Qwen2.5-VL's with its defaults, and Pillow scales the pictures: a picture of
+1280 x 1024 has 1,702 tokens and 23 MiB of patches.
 """
 
 import io
@@ -22,13 +22,13 @@ TEMPLATE = (
 
 
 def seeing_processor(transformers: Any, folder: Path, most_pixels: int | None = None) -> Any:
-    """The processor on the tokenizer of a folder; None takes its own limit of pixels."""
+    """Return the processor on the tokenizer of a folder; None: its default limit of pixels."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
 
     class Qwen2_5_VLProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, value: Any) -> Any:
-            return type(value)  # its processor of videos, None here, would want torchvision
+            return type(value)  # its video processor, None here, would need torchvision
 
     limits = {} if most_pixels is None else {"max_pixels": most_pixels}
     images = transformers.Qwen2VLImageProcessorPil(**limits)
@@ -36,7 +36,7 @@ def seeing_processor(transformers: Any, folder: Path, most_pixels: int | None = 
 
 
 def screenshot(number: int, width: int, height: int) -> bytes:
-    """A PNG of lines of something like text on white; each number has other pixels."""
+    """Return a PNG with text-like lines on white; each number has different pixels."""
     from PIL import Image
 
     random = np.random.default_rng(number)

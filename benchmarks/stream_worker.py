@@ -1,7 +1,7 @@
-"""One side of the row `async_rollouts`, or its server, in a process of its own.
+"""One side of the row `async_rollouts`, or its server, in a separate process.
 
-Started with a side, the tokenizer's folder and how much; a worker prints one JSON object, a server
-its port.
+It is started with a side, the tokenizer's folder and a size. A side prints one JSON object, the
+server its port.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from benchmarks.workbench import Workbench
 
 _GROUP = 8
 _HOLDS = 4096
-# One call in so many takes ten times as long: what a batch would wait for.
+# One call in eight takes ten times as long; a batch would wait for it.
 _SLOW = 8
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve, or play one side until there are enough rows."""
+    """Run the server, or play one side until there are enough rows."""
     side, folder, much = arguments
     workbench = Workbench(Path(folder), Scale.quick() if much == "quick" else Scale(), {})
     if side == SERVER:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _answers(workbench: Workbench) -> list[list[int]]:
-    """What the policy says in each turn: it calls the tool, and in the last one it is done."""
+    """Return the policy's answers: a tool call in each turn, and a final answer in the last."""
     calls = []
     for turn in range(workbench.scale.stream_turns):
         call = json.dumps({"name": "search", "arguments": {"query": f"what is number {turn}?"}})
@@ -60,7 +60,7 @@ def _answers(workbench: Workbench) -> list[list[int]]:
 
 
 async def _serve(workbench: Workbench) -> None:
-    """Answer as vLLM does: a prompt of so many turns is always answered alike, after a while."""
+    """Answer like vLLM, after a delay; the answer depends only on the number of turns."""
     from aiohttp import web
 
     answers = _answers(workbench)
@@ -102,7 +102,7 @@ async def _serve(workbench: Workbench) -> None:
 
 
 def _holds(prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    """Whether this answer stands in a prompt."""
+    """Return whether a prompt contains this answer."""
     first, length = answer[0], len(answer)
     return any(
         prompt[k] == first and list(prompt[k : k + length]) == list(answer)
@@ -114,7 +114,7 @@ def _environment(workbench: Workbench) -> Any:
     scale = workbench.scale
 
     class Library:
-        """A tool that takes its time."""
+        """A slow tool."""
 
         def reset(self, **columns: Any) -> str:
             self.calls = 0
@@ -147,9 +147,9 @@ def _measured(workbench: Workbench, url: str, make: Any) -> dict[str, Any]:
         except ValueError as error:
             if make is _Abut:
                 raise
-            return {"missing": f"it cannot parse this template's tool calls: {error}"}
+            return {"missing": f"TRL cannot parse this template's tool calls: {error}"}
         worker.start()
-        for _ in range(_GROUP):  # what happens once is over by then
+        for _ in range(_GROUP):  # one-time costs
             worker.rows.get(timeout=600)
         began, cpu = time.monotonic(), time.process_time()
         rows = [worker.rows.get(timeout=600) for _ in range(scale.stream_rows)]
@@ -202,7 +202,7 @@ class _TRL:
         from datasets import Dataset
         from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
-        PartialState()  # its logger asks for one
+        PartialState()  # its logger needs one
         self.rows: queue.Queue[Any] = queue.Queue(1024)
         self._loop = _AsyncRolloutLoop(
             model_name="policy",

@@ -1,7 +1,7 @@
-"""The results in words: lines for a terminal, and the page for the documentation.
+"""The results as text: lines for a terminal, and the page for the documentation.
 
-Both say of every requirement what it needs, what was measured, and whether that is enough; of every
-figure the median and the spread; and what was not measured, and why.
+Both have, for each requirement, its bound, the measured value, and whether it is met; for each
+measurement, the median, minimum and maximum; and for each missing measurement, the reason.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
 
 
 def lines(row: Row) -> Iterator[str]:
-    """One row for a terminal."""
+    """Yield the lines of one row for a terminal."""
     yield f"\n{row.work}"
     if row.error is not None:
         yield f"  NOT MEASURED: {row.error}"
@@ -37,19 +37,20 @@ def lines(row: Row) -> Iterator[str]:
         yield f"    {peer}: not measured: {reason}"
     for need in row.needs:
         yield (
-            f"  needs {need.what} {bound(need)}, got {value(need)}: "
+            f"  required: {need.what} {bound(need)}; measured: {value(need)}; "
             f"{'met' if need.met else 'missed'}"
         )
 
 
 def measured_on(machine: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The machine, the versions and the tokenizer, a line each."""
+    """Return the machine, the versions and the tokenizer, one line each."""
     return (
-        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before; "
+        f"{machine['processor']}, {machine['cores']} cores, load before the run "
+        f"{machine['load_before']}; "
         f"{machine['system']}, Python {machine['python']}",
         ", ".join(f"{name} {is_ or 'missing'}" for name, is_ in machine["versions"].items()),
-        f"tokenizer {machine['tokenizer']}, {machine['vocab_size']:,} ids, abut's encoder "
-        f"{machine['encoder']}",
+        f"tokenizer {machine['tokenizer']} ({machine['vocab_size']:,} ids), encoded by abut's "
+        f"`{machine['encoder']}` encoder",
     )
 
 
@@ -61,56 +62,56 @@ def page(
     *,
     reservations: Iterable[str] = (),
 ) -> str:
-    """The page as Markdown.
+    """Return the page as Markdown.
 
     Args:
-        rows: what was measured.
-        machine: on what.
-        command: how it is written anew.
-        picture: the name of the picture's file; None without one.
-        reservations: why these are not the figures of all rows at full size; they come first.
+        rows: the measured rows.
+        machine: the machine that they were measured on.
+        command: the command that regenerates the page.
+        picture: the file name of the chart; None without one.
+        reservations: why these are not the results of all rows at full size; they come first.
     """
     parts = [
         "# Performance\n",
         *(f"**{reservation}**\n" for reservation in reservations),
-        "How fast abut is beside what it replaces, and what it takes of memory. Written by "
-        "`make bench`: run it to write it anew. All sides of a row run in turn, round "
-        "by round, on one core, each on one thread, and in one process; only loading, memory and "
-        "turns are measured in processes of their own, one for each run of a side, and servers in "
-        "one for each side. Many texts in one call are encoded on all cores, in one more. The "
-        "numbers are medians. Times of different results are not compared: each row says what was "
-        "equal.\n",
+        "This page compares the speed and memory of abut with the packages that it replaces. "
+        "`make bench` measures everything and regenerates the page.\n",
+        "In each round of a row, all sides run one after the other in one process, on one core, "
+        "each with one thread. There are three exceptions: each run of loading, memory and turns "
+        "has its own process, each server has its own process, and encoding many texts in one call "
+        "uses all cores in a separate process. Times are compared only if the results are equal; "
+        "each row lists what was compared.\n",
         "".join(f"- {line}\n" for line in (f"command: `{command}`", *measured_on(machine))),
-        "## What is required\n",
-        "`a ÷ b` is the median of a over the median of b: of their times, or of their memory where "
-        "the line says memory. How little a call depends on the length before it is measured with "
-        "abut alone: beside the peers, whose megabytes of work evict caches between two calls, the "
-        "same call takes longer. The figures have both.\n",
-        *_table(("work", "of", "required", "measured", ""), _need_cells(rows)),
+        "## Requirements\n",
+        "`a ÷ b` is the median time of a divided by the median time of b, or the median memory if "
+        "the line says memory or size. Lines with “measured alone” ran without the peers, because "
+        "the peers evict abut's data from the CPU caches between two calls, so the same call takes "
+        "longer next to them. The measurements below have both.\n",
+        *_table(("work", "comparison", "required", "measured", ""), _need_cells(rows)),
     ]
     if picture is not None:
         parts += [
-            "## A turn against the length of the conversation\n",
-            f"![Time of a turn against the tokens of the conversation]({picture})\n",
+            "## Time per turn by conversation length\n",
+            f"![Time per turn by tokens in the conversation]({picture})\n",
         ]
-    parts.append("## All figures\n")
+    parts.append("## All measurements\n")
     for row in rows:
         parts += [f"### {row.work[:1].upper()}{row.work[1:]}\n", *_section(row)]
     return "\n".join(parts)
 
 
 def bound(need: Need) -> str:
-    """What is required, as text."""
+    """Return the bound of a requirement as text."""
     return f"{_SIGNS[need.how]} {number(need.bound, need.unit)}"
 
 
 def value(need: Need) -> str:
-    """What was measured, as text."""
+    """Return the measured value of a requirement as text."""
     return number(need.value, need.unit)
 
 
 def number(value: float, unit: Unit | None) -> str:
-    """A figure with its unit, or a ratio, in three digits."""
+    """Return a value with its unit, or a ratio, in three digits."""
     if unit is None:
         return f"{value:,.0f}x" if value >= 100 else f"{value:.3g}x"
     scales = _SCALES[unit]
@@ -143,7 +144,7 @@ def _section(row: Row) -> Iterator[str]:
         for figure in row.figures
     ]
     yield from _table(("case", "side", "median", "min", "max", "runs"), cells)
-    notes = [f"Equal: {row.equal}.", *row.notes]
+    notes = [f"Compared: {row.equal}.", *row.notes]
     notes += [f"{peer} was not measured: {reason}" for peer, reason in row.missing.items()]
     yield "\n".join(f"- {note}" for note in notes) + "\n"
 

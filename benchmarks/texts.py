@@ -1,8 +1,9 @@
 """Texts to measure with: source code, prose, Chinese, Japanese and Korean, and JSON.
 
-Invariant: a `Corpus` gives no passage twice, and `Replies` no text, so that no cache can know one.
-Code and prose are those of Python's standard library (prose: its documentation and docstrings,
-which the code then lacks); the other two are written at random, from frequent and rare words.
+Invariant: a `Corpus` never repeats a passage, and all texts of a `Replies` differ, so that
+caches do not help. Code and prose come from Python's standard library; prose is its documentation
+and docstrings, which are removed from the code. The other two are generated at random, from
+frequent and rare words.
 """
 
 import ast
@@ -37,10 +38,10 @@ class Corpus:
         }
 
     def mixed(self, size: int) -> str:
-        """All kinds by turns, `size` bytes or up to three less.
+        """Return text of all kinds in turn, of `size` bytes or up to three fewer.
 
         Raises:
-            ValueError: the standard library has no more of it.
+            ValueError: the standard library has no unused text left.
         """
         owed = dict.fromkeys(SHARES, 0.0)
         pieces: list[str] = []
@@ -56,10 +57,10 @@ class Corpus:
         return cut("".join(pieces), size)
 
     def code(self, size: int) -> str:
-        """Code alone, `size` bytes or up to three less.
+        """Return only code, of `size` bytes or up to three fewer.
 
         Raises:
-            ValueError: the standard library has no more of it.
+            ValueError: the standard library has no unused text left.
         """
         pieces: list[str] = []
         length = 0
@@ -69,10 +70,10 @@ class Corpus:
         return cut("".join(pieces), size)
 
     def ordinary(self, size: int) -> str:
-        """Code and prose in ASCII, `size` bytes.
+        """Return code and prose in ASCII, of `size` bytes.
 
         Raises:
-            ValueError: the standard library has no more of it.
+            ValueError: the standard library has no unused text left.
         """
         pieces: list[str] = []
         length = 0
@@ -87,8 +88,8 @@ class Corpus:
         piece = next(self._passages[kind], None)
         if piece is None:
             raise ValueError(
-                f"the standard library of this Python has no more {kind} that was not measured yet"
-                "\nhint: run with a Python that has the sources and documentation of its library"
+                f"the standard library of this Python has no unused {kind} left"
+                "\nhint: use a Python that has the sources and documentation of its library"
             )
         return piece
 
@@ -98,9 +99,9 @@ class Corpus:
 
 
 class Replies:
-    """What environments answer: slices of mixed text, at random places, no two the same.
+    """Replies of environments: random slices of mixed text, all different.
 
-    They begin and end on a character that is no whitespace.
+    They do not begin or end with whitespace.
     """
 
     def __init__(self, seed: int, size: int, *, pool_bytes: int = 2_000_000) -> None:
@@ -110,7 +111,7 @@ class Replies:
         self._given: set[str] = set()
 
     def take(self, count: int) -> list[str]:
-        """`count` texts of `size` bytes or a few less."""
+        """Return `count` texts of `size` bytes or a few fewer."""
         found: list[str] = []
         while len(found) < count:
             begin = self._random.randrange(len(self._pool) - self._size)
@@ -123,7 +124,7 @@ class Replies:
 
 
 class _Library:
-    """The standard library, taken apart: documentation is prose, the rest is code."""
+    """The standard library, split into prose (its documentation) and code."""
 
     def __init__(self, rng: random.Random) -> None:
         self._random = rng
@@ -147,14 +148,14 @@ class _Library:
                 yield passage
 
     def _read(self) -> bool:
-        """Take one more file apart; False where there is none."""
+        """Split one more file; return False if there is none left."""
         if not self._files:
             return False
         try:
             text = self._files.pop().read_text(encoding="utf-8")
             docs = _docstrings(ast.parse(text))
         except (SyntaxError, UnicodeDecodeError):
-            return True  # a file that is broken on purpose
+            return True  # some files are broken on purpose
         self._prose += [doc + "\n" for doc, _, _ in docs]
         lines = text.splitlines(keepends=True)
         for _, first, last in docs:
@@ -170,12 +171,12 @@ class _Library:
 
 
 def cut(text: str, size: int) -> str:
-    """The beginning of `text` up to `size` bytes, whole characters only."""
+    """Return the beginning of `text`, at most `size` bytes, without partial characters."""
     return text.encode()[:size].decode(errors="ignore")
 
 
 def _topics() -> list[str]:
-    """The language reference as `help()` shows it, in passages."""
+    """Return the paragraphs of the language reference, as `help()` shows them."""
     from pydoc_data.topics import topics
 
     return [
@@ -187,7 +188,7 @@ def _topics() -> list[str]:
 
 
 def _docstrings(tree: ast.Module) -> list[tuple[str, int, int]]:
-    """The long docstrings, each with its first and last line."""
+    """Return the long docstrings, each with its first and last line."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = []
     for node in ast.walk(tree):
@@ -198,7 +199,7 @@ def _docstrings(tree: ast.Module) -> list[tuple[str, int, int]]:
 
 
 def _sentences(rng: random.Random, size: int) -> str:
-    """Sentences in one of the languages; every tenth word is of random characters."""
+    """Return sentences in one of the languages; every tenth word has random characters."""
     language = rng.choice(list(WORDS))
     words = WORDS[language]
     weights = list(accumulate(1 / (rank + 3) for rank in range(len(words))))
@@ -219,7 +220,7 @@ def _sentences(rng: random.Random, size: int) -> str:
 
 
 def _records(rng: random.Random, size: int) -> str:
-    """A list of records as a web service answers it, indented or on one line."""
+    """Return a list of records like a web service's reply, indented or on one line."""
     records: list[object] = []
     while len(json.dumps(records)) < size:
         records.append(
@@ -239,5 +240,5 @@ def _records(rng: random.Random, size: int) -> str:
 
 
 def word(rng: random.Random) -> str:
-    """A word of one to four syllables: most of them no text has."""
+    """Return a made-up word of one to four syllables."""
     return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))

@@ -1,7 +1,7 @@
-"""Timing: all sides in turn, round by round, so that what disturbs one disturbs all.
+"""Timing: all sides take turns, round by round, so that a disturbance affects all of them.
 
-Each round has work of its own that `prepare` makes outside the clock: where it makes another text
-each time, no cache has seen it.
+`prepare` makes the work of each round outside the timing: if it makes a new text each time, caches
+do not help.
 """
 
 import gc
@@ -18,16 +18,16 @@ Prepare: TypeAlias = Callable[[int], tuple[Sides, Check]]
 def interleave(
     prepare: Prepare, rounds: int, *, twin: Prepare | None = None, collect: bool = False
 ) -> dict[str, list[float]]:
-    """Return the seconds of each side, one for each round in which it took part.
+    """Return the seconds of each side, one for each round that it ran in.
 
     Args:
-        prepare: makes the sides of a round, and what checks their results. Round -1 warms up; its
-            times are thrown away.
-        rounds: how many are kept.
-        twin: makes the same sides for other work; each is called without a clock directly before
-            the one that is timed, for calls so short that what the side before left in the caches
-            is most of their time.
-        collect: leave Python's garbage collector on, for work that makes garbage by design.
+        prepare: makes the sides of a round and the check of their results. Round -1 is the
+            warm-up; its times are discarded.
+        rounds: the number of timed rounds.
+        twin: makes the same sides for other work. Each is called untimed directly before the timed
+            one, for calls so short that the previous side's use of the caches would dominate
+            their time.
+        collect: keep Python's garbage collector on, for work that makes garbage by design.
     """
     seconds: dict[str, list[float]] = {}
     for number in range(-1, rounds):
@@ -55,7 +55,7 @@ def interleave(
 
 
 def all_rounds(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """The seconds of several calls of `interleave`, joined by side."""
+    """Join the seconds of several calls of `interleave` by side."""
     joined: dict[str, list[float]] = {}
     for taken in sides:
         for name, values in taken.items():
@@ -64,14 +64,14 @@ def all_rounds(sides: Sequence[Mapping[str, list[float]]]) -> dict[str, list[flo
 
 
 def available_cores() -> frozenset[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def stay_on_one_core() -> int | None:
-    """Pin this process to the last core that it may use; None where the system cannot."""
+    """Pin this process to the last core that it may use; return None if the system cannot."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     core = max(os.sched_getaffinity(0))
@@ -88,4 +88,4 @@ SINGLE_THREADED = {
 }
 """Environment variables that keep every side on one thread; libraries read them when they load."""
 ALL_THREADS = {"RAYON_NUM_THREADS": "0", "TOKENIZERS_PARALLELISM": "true"}
-"""Environment variables that undo it for what works on many texts: a thread for each core."""
+"""Environment variables for work on many texts: one thread per core."""

@@ -1,6 +1,6 @@
-"""The parts of TRL's GRPOTrainer that are measured, without a model.
+"""The measured parts of TRL's GRPOTrainer, without a model.
 
-The methods are TRL's own, bound to a namespace that holds what they read of a trainer.
+The methods are TRL's own, bound to a namespace with the attributes that they read.
 """
 
 from types import SimpleNamespace
@@ -13,14 +13,14 @@ METHODS = ("_get_tool_suffix_ids", "_tool_call_loop")
 
 
 def trainer_stub(workbench: Workbench) -> Any:
-    """What stands for a trainer with this tokenizer and its chat template.
+    """Return a stub of a trainer with this tokenizer and its chat template.
 
     Raises:
-        PeerMissing: TRL is not installed, or has no such methods.
+        PeerMissing: TRL is not installed, or does not have these methods.
     """
     trainer = workbench.peer("trl", "trl.trainer.grpo_trainer").GRPOTrainer
     templates = workbench.peer("trl", "trl.chat_template_utils")
-    # As the constructor of GRPOTrainer chooses it.
+    # The same choice as in the constructor of GRPOTrainer.
     preserving = templates.is_chat_template_prefix_preserving(workbench.hf_tokenizer)
     stub = SimpleNamespace(
         processing_class=workbench.hf_tokenizer,

@@ -1,4 +1,4 @@
-"""Words from which Chinese, Japanese and Korean text is written, the frequent ones first."""
+"""Words for generated Chinese, Japanese and Korean text, the frequent ones first."""
 
 _CHINESE = """
 的 了 是 在 我们 他们 这个 可以 一个 没有 因为 所以 如果 但是 问题 时候 模型 训练 数据 环境

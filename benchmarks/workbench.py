@@ -1,4 +1,4 @@
-"""What all rows work on: the tokenizer, its chat template, the peers, and how much is measured."""
+"""The objects that all rows share: the tokenizer, its chat template, the peers and the scale."""
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -15,7 +15,7 @@ QWEN3_IM_START = 151_644
 
 
 class Workbench:
-    """Everything is loaded when a row first asks for it."""
+    """Tokenizers, template and peers, each loaded when a row first needs it."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class Workbench:
         """Load nothing yet.
 
         Args:
-            folder: of the tokenizer.
-            scale: how much is measured.
+            folder: the tokenizer's folder.
+            scale: sizes and rounds of all rows.
             reasons: why peers could not be installed.
-            cores: those that rows may use which need more than one; None: those of this process.
+            cores: the cores for rows that need more than one; None: the cores of this process.
         """
         self.folder = folder
         self.scale = scale
@@ -39,7 +39,7 @@ class Workbench:
 
     @property
     def tokenizer_json(self) -> Path:
-        """The file that both sides load."""
+        """The tokenizer file, which all sides load."""
         return self.folder / "tokenizer.json"
 
     @cached_property
@@ -56,7 +56,7 @@ class Workbench:
     def hf_tokenizer(self) -> Any:
         """The same folder in transformers, with the chat template."""
         transformers = self.peer("transformers")
-        transformers.logging.set_verbosity_error()  # texts are longer than a model's context
+        transformers.logging.set_verbosity_error()  # no warning about long texts
         return transformers.AutoTokenizer.from_pretrained(self.folder)
 
     @cached_property
@@ -65,18 +65,18 @@ class Workbench:
         return ChatTemplateProcessor(self.hf_tokenizer)
 
     def peer(self, name: str, module: str | None = None) -> Any:
-        """A module of a peer; by default the one with its name.
+        """Return a module of a peer; by default the one with its name.
 
         Raises:
-            PeerMissing: it is not installed, or does not import.
+            PeerMissing: it is not installed, or its import fails.
         """
         return load(name, module or name.replace("-", "_"), self.reasons)
 
     def require_qwen3(self) -> None:
-        """For peers that have Qwen3's template and tokenizer in their own code.
+        """Require Qwen3, for peers that have its template and tokenizer in their code.
 
         Raises:
-            PeerMissing: this is another tokenizer.
+            PeerMissing: the tokenizer is not Qwen3's.
         """
         if self.tokenizer.token_to_id("<|im_start|>") != QWEN3_IM_START:
-            raise PeerMissing(f"it writes Qwen3's conversations, not those of {self.folder}")
+            raise PeerMissing(f"it supports Qwen3's template, and {self.folder} is not Qwen3")

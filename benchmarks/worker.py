@@ -1,7 +1,7 @@
-"""Measures rows, one after the other, in a process where every side has one thread.
+"""Measures rows, one after the other, in a process in which every side has one thread.
 
 Started by `benchmarks.command` in the peers' environment; writes one JSON object per line: first
-the machine, then each row as soon as it is there.
+the machine, then each row as soon as it is measured.
 """
 
 import json
@@ -22,8 +22,8 @@ from benchmarks.workbench import Workbench
 
 
 def main(plan: Mapping[str, Any]) -> None:
-    """Measure as `command` says: `rows`, `tokenizer`, `quick`, `reasons` of missing peers."""
-    # What a peer prints must not stand between the lines.
+    """Measure the `rows` of a plan, which also has `tokenizer`, `quick` and peers' `reasons`."""
+    # Peers print to stdout: send that to stderr, so that stdout has only JSON lines.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)
         cores = available_cores()
@@ -36,7 +36,7 @@ def main(plan: Mapping[str, Any]) -> None:
 
 
 def measure(name: str, workbench: Workbench) -> Row:
-    """Measure one row; where that fails the row says why, and the others are measured."""
+    """Measure one row; if that fails, return a row with the error, so that the others still run."""
     try:
         return ROWS[name](workbench)
     except (PeerMissing, ResultsDiffer) as error:

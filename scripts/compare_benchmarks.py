@@ -1,8 +1,8 @@
-"""Compare two checkouts by the benchmarks: `python scripts/compare_benchmarks.py OLD NEW`.
+"""Compare the benchmarks of two checkouts: `python scripts/compare_benchmarks.py OLD NEW`.
 
-Each checkout needs its own built `.venv`. The runs alternate, old, new and old again in each round,
-so that slow changes of the machine hit both. The second run of the old checkout shows what the
-machine alone makes of equal code: a row is slower only if it is so beyond that spread.
+Each checkout needs its own built `.venv`. Each round runs old, new, and old again, so that slow
+changes of the machine affect both. The two runs of the old checkout show the spread of equal code;
+a case is slower only if it exceeds that spread. Cases are matched by name.
 """
 
 import argparse
@@ -38,11 +38,13 @@ class Compared(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, and print a table; returns 1 if a case is slower."""
-    parser = argparse.ArgumentParser(description="Compare two checkouts by the benchmarks.")
+    """Run the benchmarks and print a table; return 1 if a case is slower."""
+    parser = argparse.ArgumentParser(description="Compare the benchmarks of two checkouts.")
     parser.add_argument("old", type=Path, help="checkout with a built .venv")
     parser.add_argument("new", type=Path, help="checkout with a built .venv")
-    parser.add_argument("--rows", default="", help="as of `python -m benchmarks`; all without it")
+    parser.add_argument(
+        "--rows", default="", help="rows, as for `python -m benchmarks` (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     rounds = []
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(folder: Path, rows: str) -> Mapping[str, Any]:
     """Run the benchmarks of a checkout, and return what they write as JSON."""
     python = folder.resolve() / ".venv" / "bin" / "python"
-    # Until 0.2 the benchmarks were in the package.
+    # Before 0.2 the benchmarks were part of the package.
     start = (
         ["-m", "benchmarks"] if (folder / "benchmarks").is_dir() else ["-m", "abut.cli", "bench"]
     )

@@ -1,8 +1,8 @@
-"""Write the tables of `docs/background/scale.md` anew, from what `make bench` has measured.
+"""Regenerate the tables of `docs/background/scale.md` from the results of `make bench`.
 
     python -m scripts.write_scale docs/background/performance.json docs/background/scale.md
 
-What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written; all else stays.
+The text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; all else is kept.
 """
 
 import json
@@ -16,12 +16,13 @@ from typing import Any
 from benchmarks.table import number
 
 NOT_YET = "not measured yet"
-"""Where the whole row is not in the file: `make bench` writes it."""
+"""The cell of a figure whose row is not in the file yet."""
 
-AT_ONCE, ALONE = "128 at once", "one alone"
-WORKS = "32 that work 5 ms in a step"
-CROWD = "10,240 rollouts of 20 turns, delays of 0.5 s"
-# What a rollout of the row `records` has, and how many there are.
+AT_ONCE, ALONE = "128 at once", "one by itself"
+WORKS = "32 with 5 ms of work per step"
+OURS, ALL = "CPU time per turn, trainer's process", "CPU time per turn, all processes"
+CROWD = "10,240 rollouts of 20 turns, median delay 0.5 s"
+# The number of rollouts of the row `records`.
 RECORDED = 64
 
 
@@ -34,20 +35,20 @@ class Cited:
     side: str
 
 
-ENGINE = Cited("turns", "512 rollouts of 20 turns, all at once", "abut, synchronous environments")
-SPREAD = Cited("turns", "256 rollouts of 20 turns, delays of 0.1 s", ENGINE.side)
-MEMORY = Cited("turns", CROWD, "memory of a rollout, at most")
+ENGINE = Cited("turns", "512 rollouts of 20 turns, no delays", "abut, synchronous environments")
+SPREAD = Cited("turns", "256 rollouts of 20 turns, median delay 0.1 s", ENGINE.side)
+MEMORY = Cited("turns", CROWD, "peak memory per rollout")
 BATCH, SLOWEST = (
     Cited("turns", CROWD, side) for side in ("the batch", "the slowest rollout by itself")
 )
-TOKEN = Cited("memory", "a token", "abut")
-CALL = Cited("gateway", "to 30,000 tokens", "abut")
+TOKEN = Cited("memory", "memory per token", "abut")
+CALL = Cited("gateway", "after 30,000 tokens", "abut")
 RECORDS, SIZE = (Cited("records", case, "Parquet") for case in ("time", "size"))
 POOLS = ("threads", "OpenEnv", "RayPool")
 
 
 def of_pool(case: str, pool: str) -> Cited:
-    """A figure of the row `environments`."""
+    """Return a figure of the row `environments`."""
     return Cited("environments", case, pool)
 
 
@@ -55,7 +56,7 @@ class Measured:
     """The medians of `performance.json`.
 
     Raises:
-        KeyError: of a row that is there, for a figure that it has not.
+        KeyError: a row is in the file, but a cited figure of it is not.
     """
 
     def __init__(self, found: Mapping[str, Any]) -> None:
@@ -67,18 +68,18 @@ class Measured:
         }
 
     def median(self, cited: Cited) -> float | None:
-        """The median; None where its row has not been measured."""
+        """Return the median; None if its row has not been measured."""
         return self._medians[cited] if cited.row in self._rows else None
 
 
 def tables(found: Mapping[str, Any]) -> dict[str, str]:
-    """All tables, by their names."""
+    """Return all tables by name."""
     measured = Measured(found)
     return {"limits": limits(measured), "pools": pools(measured), "plan": plan(measured)}
 
 
 def limits(measured: Measured) -> str:
-    """What one process does."""
+    """Return the table of what one process can do."""
 
     def time_of(cited: Cited) -> tuple[str, float | None]:
         return said(value := measured.median(cited), "s"), value
@@ -90,9 +91,9 @@ def limits(measured: Measured) -> str:
     recorded, size = measured.median(RECORDS), measured.median(SIZE)
     one = None if recorded is None else recorded / RECORDED
     lines = [
-        line("engine, all turns at once", ENGINE, "turns/s"),
-        line("engine, turns that come one by one", SPREAD, "turns/s"),
-        line("gateway, beyond the engine, to 30,000 tokens", CALL, "calls/s"),
+        line("engine, turns without delays", ENGINE, "turns/s"),
+        line("engine, turns with delays", SPREAD, "turns/s"),
+        line("gateway, without sampling, after 30,000 tokens", CALL, "calls/s"),
         (
             "recorder (Parquet), 8,192 tokens",
             said(one, "s"),
@@ -101,30 +102,39 @@ def limits(measured: Measured) -> str:
         ),
     ]
     memory = [
-        ("memory of a rollout in flight", said(measured.median(MEMORY), "B"), "", "`turns`"),
-        ("memory of a token that is held", said(measured.median(TOKEN), "B/token"), "", "`memory`"),
+        ("memory per rollout in flight", said(measured.median(MEMORY), "B"), "", "`turns`"),
         (
-            "file of a rollout of 8,192 tokens",
+            "memory per token of a trajectory",
+            said(measured.median(TOKEN), "B/token"),
+            "",
+            "`memory`",
+        ),
+        (
+            "file size per rollout of 8,192 tokens",
             said(None if size is None else size / RECORDED, "B"),
             "",
             "`records`",
         ),
     ]
-    return table(("part", "of a core, or bytes", "one process", "row"), [*lines, *memory])
+    return table(("part", "CPU time, or bytes", "one process", "row"), [*lines, *memory])
 
 
 def pools(measured: Measured) -> str:
-    """One environment in three places."""
+    """Return the table of one environment on threads, servers and actors."""
     lines = []
     for what, case, unit in (
-        ("a turn, our process", f"{AT_ONCE}, our process", "s"),
-        ("so at most, for one process that trains", f"{AT_ONCE}, our process", "turns/s"),
-        ("a turn, all processes", f"{AT_ONCE}, all processes", "s"),
-        ("a turn of one rollout alone, by the clock", f"{ALONE}, the clock", "s"),
-        ("steps of 5 ms of Python: our process, a turn", f"{WORKS}, our process", "s"),
-        ("128 environments are there after", "start", "s"),
-        ("processes that host them, in all", "memory of what hosts them", "B"),
-        ("one more environment, which keeps 1 MB", "memory of an environment", "B"),
+        ("CPU time per turn, trainer's process", f"{AT_ONCE}, {OURS}", "s"),
+        ("limit of one trainer process", f"{AT_ONCE}, {OURS}", "turns/s"),
+        ("CPU time per turn, all processes", f"{AT_ONCE}, {ALL}", "s"),
+        ("wall time per turn of one rollout by itself", f"{ALONE}, wall time per turn", "s"),
+        (
+            "steps with 5 ms of Python: CPU time per turn, trainer's process",
+            f"{WORKS}, {OURS}",
+            "s",
+        ),
+        ("startup of 128 environments", "startup", "s"),
+        ("memory of all host processes", "memory of the hosts", "B"),
+        ("memory of one more environment, which holds 1 MB", "memory per environment", "B"),
     ):
         values = [measured.median(of_pool(case, pool)) for pool in POOLS]
         cells = [
@@ -137,7 +147,7 @@ def pools(measured: Measured) -> str:
     return table(("", *POOLS), lines)
 
 
-# The plan's machine and policy: assumed, and the first thing to replace by figures of your own.
+# Assumptions about the machines and the policy: replace these by your own figures first.
 TRAINERS, ENGINES = 512, 480
 IN_FLIGHT_PER_ENGINE = 64
 TURN_TOKENS, TOKENS_PER_S, STEP_S = 250, 40, 2.0
@@ -146,13 +156,13 @@ ENV_BYTES, NODE_BYTES, SLOTS = 300e6, 512e9, 8
 
 
 def plan(measured: Measured) -> str:
-    """What a thousand GPUs ask of each part, beside what one process of it does."""
+    """Return the load of a thousand GPUs on each part, and the share of a core that it needs."""
     in_flight = ENGINES * IN_FLIGHT_PER_ENGINE
     turns_s = in_flight / (TURN_TOKENS / TOKENS_PER_S + STEP_S)
     per_rank = turns_s / TRAINERS
     lines: list[tuple[str, str, str, str]] = [
-        ("rollouts in flight", f"{in_flight:,}", f"{in_flight / TRAINERS:.0f} on a rank", ""),
-        ("turns", f"{turns_s:,.0f} /s", f"{per_rank:.1f} /s on a rank", ""),
+        ("rollouts in flight", f"{in_flight:,}", f"{in_flight / TRAINERS:.0f} per rank", ""),
+        ("turns", f"{turns_s:,.0f} /s", f"{per_rank:.1f} /s per rank", ""),
     ]
 
     def share(part: str, asked_s: float, where: str, cited: Cited, divided: int = 1) -> None:
@@ -161,9 +171,9 @@ def plan(measured: Measured) -> str:
         lines.append((part, f"{asked_s:,.1f} /s", where, used))
 
     share("engine and threads", per_rank, "each rank", SPREAD)
-    share("pool on Ray", per_rank, "each rank", of_pool(f"{AT_ONCE}, our process", "RayPool"))
-    share("gateway", per_rank, "each rank, asked itself", CALL)
-    share("gateway", turns_s, "one for all, if nothing is changed", CALL)
+    share("pool on Ray", per_rank, "each rank", of_pool(f"{AT_ONCE}, {OURS}", "RayPool"))
+    share("gateway", per_rank, "one address per rank", CALL)
+    share("gateway", turns_s, "one address for all ranks", CALL)
     share("recorder", per_rank / ROLLOUT_TURNS, "each rank", RECORDS, RECORDED)
     memory = measured.median(MEMORY)
     held = NOT_YET if memory is None else f"{in_flight / TRAINERS * memory / 1e6:,.0f} MB"
@@ -177,30 +187,30 @@ def plan(measured: Measured) -> str:
             f"{nodes:.0f} nodes of {NODE_BYTES / 1e9:.0f} GB",
         )
     )
-    return table(("part", "asked in all, or of one", "where", "takes"), lines)
+    return table(("part", "load", "where", "needs"), lines)
 
 
 def said(value: float | None, unit: Any) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     return NOT_YET if value is None else number(value, unit)
 
 
 def rate(seconds: float) -> str:
-    """How often a second, in two digits: more would promise what the next machine breaks."""
+    """Return the calls per second, in two digits, because machines differ by more than that."""
     return f"{float(f'{1 / seconds:.2g}'):,.0f}"
 
 
 def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def written(page: str, found: Mapping[str, Any]) -> str:
-    """The page with its tables.
+    """Return the page with its tables.
 
     Raises:
-        ValueError: it has no place for one.
+        ValueError: the page does not have the markers of a table.
     """
     for name, text in tables(found).items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)

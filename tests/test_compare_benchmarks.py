@@ -1,4 +1,4 @@
-"""Two checkouts are compared run by run, beside the spread of one with itself."""
+"""Two checkouts are compared run by run; the old one also with itself, to see the spread."""
 
 from scripts.compare_benchmarks import compare, figures
 

@@ -40,9 +40,9 @@ FIGURES = [
     ("append a reply", "append", "to 120,000 tokens", "abut"),
     ("append a reply", "append", "to 120,000 tokens", "TRL _get_tool_suffix_ids"),
     ("append a reply", "append", "to 120,000 tokens", "apply_chat_template"),
-    ("encode 1 MB", "encode", "a text seen for the first time", "abut"),
-    ("encode 1 MB", "encode", "a text seen for the first time", "tokenizers encode"),
-    ("encode 1 MB", "encode", "a text seen for the first time", "gigatoken encode"),
+    ("encode 1 MB", "encode", "text seen for the first time", "abut"),
+    ("encode 1 MB", "encode", "text seen for the first time", "tokenizers encode"),
+    ("encode 1 MB", "encode", "text seen for the first time", "gigatoken encode"),
 ]
 
 

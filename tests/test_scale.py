@@ -1,4 +1,4 @@
-"""`docs/background/scale.md` has the figures of `performance.json`, in tables made by a script."""
+"""The tables of `docs/background/scale.md` are generated from `performance.json`."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_a_row_that_was_not_measured_is_said_and_a_case_that_is_gone_is_an_error
 
 
 def test_what_is_cited_of_the_row_of_environments_are_its_cases() -> None:
-    """The full size's: whether or not it has been measured since it was changed."""
+    """Check this at full size, even if the row was changed and not measured again."""
     run = {"start": 1.0, "hosts": 1.0, "environment": 1.0}
     loads = [{"turn": 1e-3, "own": 1e-3, "all": 1e-3} for _ in environments.loads_of(Scale())]
     cases = {case for case, _ in environments._values(Scale(), {**run, "loads": loads})}
@@ -73,6 +73,6 @@ def test_a_page_without_a_place_for_a_table_is_an_error() -> None:
 
 
 def test_only_the_tables_have_figures_of_the_benchmark() -> None:
-    """What is written by hand would not change with them."""
+    """Figures in hand-written text would not change with the tables."""
     by_hand = re.sub(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", "", PAGE, flags=re.DOTALL)
     assert not re.findall(r"\d (?:µs|turns/s|calls/s|rollouts/s)", by_hand)

@@ -1,4 +1,4 @@
-"""The rows of the table, a module or a package each, in the order in which they are printed.
+"""The rows of the benchmark, in printing order; each is a module or a package.
 
 A row is a function that takes the `Workbench` and returns its `Row`.
 """

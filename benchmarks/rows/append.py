@@ -1,7 +1,7 @@
-"""A turn: the environment's reply is appended to a conversation, the template included.
+"""A turn: append the environment's reply to a conversation, with the chat template.
 
-abut and TRL tokenize what is new. The other peers give the whole next prompt: they are divided by
-the append with `request()`, which hands all ids over as one array.
+abut and TRL tokenize only the new message. The other peers return the whole next prompt, so they
+are compared with the append plus `request()`, which returns all ids as one array.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from benchmarks.texts import Replies
 from benchmarks.timing import Check, Prepare, Sides, all_rounds, interleave
 from benchmarks.workbench import Workbench
 
-ABUT, REQUEST = "abut", "abut and request()"
+ABUT, REQUEST = "abut", "abut with request()"
 _ALONE_S = 25e-6
 
 
@@ -24,14 +24,16 @@ def measure(workbench: Workbench) -> Row:
     row = Row(
         "append",
         f"append an environment's reply of {scale.reply_bytes:,} bytes, template included",
-        equal="the token ids of the whole next prompt (of TRL: the new ones), after every append",
+        equal="the token ids of the whole next prompt (for TRL: the new ids), after every append",
         notes=[
-            "Every reply is another text. abut and TRL tokenize the new message alone; the other "
-            "peers give the whole next prompt, and are divided by the append with `request()`. "
-            "That returns a read-only view of all ids, and costs what the turn adds.",
-            "Every side is called twice in a row, for two conversations of one length, and the "
-            "second call is timed: what the side before left in the caches is no part of it.",
-            "tml-renderers gets its messages in its own type; making them is not counted.",
+            "Every reply is different. abut and TRL tokenize only the new message. The other peers "
+            "return the whole next prompt, so they are compared with the append plus `request()`, "
+            "which returns a read-only view of all ids; its cost depends only on what the turn "
+            "adds.",
+            "Every side is called twice in a row, for two conversations of the same length, and "
+            "only the second call is timed, so that the previous side's use of the CPU caches does "
+            "not count.",
+            "tml-renderers receives its messages in its own type; converting them is not timed.",
         ],
     )
     peers = peers_after_reply(workbench, row)
@@ -58,14 +60,14 @@ def measure(workbench: Workbench) -> Row:
 
 
 def case(length: int, *, alone: bool = False) -> str:
-    """The name of a length."""
-    return f"to {length:,} tokens" + (", abut alone" if alone else "")
+    """Return the name of the case of a length."""
+    return f"to {length:,} tokens" + (", measured alone" if alone else "")
 
 
 def _turns(
     conversation: MeasuredConversation, texts: list[str], peers: dict[str, AfterReply]
 ) -> Prepare:
-    """One round is one turn; what renders the whole takes part in every fourth."""
+    """One round is one turn; peers that render the whole prompt run in every fourth round."""
     trajectory = conversation.trajectory
     replies, answers = texts[::2], texts[1::2]
 
@@ -85,7 +87,7 @@ def _turns(
             whole = results[REQUEST]
             for name in results.keys() - {ABUT, REQUEST}:
                 ours = whole[before:] if name == SUFFIX else whole
-                require_same(f"the prompt behind {before} tokens", name, ours, results[name])
+                require_same(f"the prompt after {before} tokens", name, ours, results[name])
             conversation.answer(answers[number + 1])
 
         return sides, check
@@ -94,9 +96,9 @@ def _turns(
 
 
 def _alone(workbench: Workbench, row: Row, replies: Replies, lengths: tuple[int, int]) -> None:
-    """A short and a long conversation by turns: how flat the append is.
+    """Alternate a short and a long conversation, to show that the length does not matter.
 
-    Beside the peers it is not seen: what they leave in the caches depends on the length.
+    Next to the peers this would not show, because their use of the caches depends on the length.
     """
     conversations = {
         length: MeasuredConversation.of_length(workbench, replies, length) for length in lengths
@@ -120,7 +122,7 @@ def _alone(workbench: Workbench, row: Row, replies: Replies, lengths: tuple[int,
     taken = interleave(prepare, workbench.scale.conversations * workbench.scale.replies)
     for name, values in taken.items():
         row.add(name, {ABUT: values})
-    for length, conversation in conversations.items():  # what was appended before does not change
+    for length, conversation in conversations.items():  # earlier tokens have not changed
         conversation.append(tool_reply(*replies.take(1)))
         whole = render(workbench.hf_tokenizer, conversation.messages)
         require_same(case(length, alone=True), RENDER, conversation.trajectory.ids, whole)
@@ -132,8 +134,8 @@ def _require(row: Row, lengths: tuple[int, ...]) -> None:
         if length in lengths:
             row.need_faster(SUFFIX, case(length), 20)
     long, short = case(last, alone=True), case(first, alone=True)
-    row.need_ratio(f"{long} ÷ {short}", (ABUT, long), (ABUT, short), "at most", 1.2)
+    row.need_ratio(f"abut, {long} ÷ {short}", (ABUT, long), (ABUT, short), "at most", 1.2)
     if (alone_s := row.median(ABUT, long)) is not None:
-        row.needs.append(Need(f"abut {long}", alone_s, "at most", _ALONE_S, "s"))
+        row.needs.append(Need(f"abut, {long}", alone_s, "at most", _ALONE_S, "s"))
     for peer, times in ((RENDER, 2_000), (BRIDGE, 30), (TML, 500)):
         row.need_faster(peer, case(last), times, side=REQUEST)

@@ -1,8 +1,8 @@
-"""Rollouts that stream, beside TRL's own worker: one server, one environment, one game.
+"""Asynchronous rollouts with abut's worker and with TRL's: the same server, environment and game.
 
-The server is a process of its own and answers what it always answers, after a while; the
-environment's tool takes time; of both workers the same number of rows is taken. What is compared
-first is the reward of each. The fuller the slots, the more tokens the policy samples per second.
+The server runs in its own process and always gives the same answers, with a delay; the
+environment's tool takes time; both workers deliver the same number of rows. The rewards are
+compared first. The fuller the slots, the more tokens the policy samples per second.
 """
 
 import json
@@ -18,27 +18,27 @@ from benchmarks.workbench import Workbench
 ABUT, TRL = "abut", "TRL AsyncRolloutWorker"
 SERVER = "server"
 _CASES = {
-    "s": "a sampled token",
-    "cpu": "the processor, for a turn",
+    "s": "wall time per sampled token",
+    "cpu": "CPU time per turn",
 }
 
 
 def measure(workbench: Workbench) -> Row:
-    """Take as many rows of each worker, in a process of its own, in turns."""
+    """Take the same number of rows from each worker, in turn, each in its own process."""
     scale = workbench.scale
     row = Row(
         "async_rollouts",
-        f"stream rollouts of {scale.stream_turns} turns, {scale.stream_slots} at once, until "
-        f"{scale.stream_rows} rows are there",
-        equal="the rewards of all rows",
+        f"stream {scale.stream_rows} rollouts of {scale.stream_turns} turns, "
+        f"{scale.stream_slots} at once",
+        equal="the rewards of all rollouts",
         notes=[
-            f"Each sample takes {1000 * scale.stream_sample_s:g} ms at a server; each call of a "
-            f"tool {1000 * scale.stream_tool_s:g} ms, and of one in eight ten times that.",
-            "TRL's loop runs as in its worker's process, without the vLLM package that its "
-            "worker asks for and does not use.",
+            f"A server takes {1000 * scale.stream_sample_s:g} ms for each sample. A tool call "
+            f"takes {1000 * scale.stream_tool_s:g} ms, and one in eight takes ten times that.",
+            "TRL's loop runs as in its worker's process, but without the vLLM package, which its "
+            "worker imports and does not use.",
         ],
     )
-    # Without TRL there is no trainer for either side, and the row says so.
+    # Without TRL there is no trainer for either side: the row fails with that reason.
     workbench.peer("trl", "trl.experimental.async_grpo.async_rollout_worker")
     sides = [ABUT, TRL]
     taken: dict[str, dict[str, list[float]]] = {case: {} for case in (*_CASES, "trained")}
@@ -55,7 +55,7 @@ def measure(workbench: Workbench) -> Row:
     row.add(_CASES["s"], taken["s"])
     row.add(_CASES["cpu"], taken["cpu"])
     for side, shares in taken["trained"].items():
-        row.notes.append(f"{side}: {statistics.median(shares):.0%} of the sampled tokens trained.")
+        row.notes.append(f"{side}: {statistics.median(shares):.0%} of sampled tokens are trained.")
     row.need_faster(TRL, _CASES["s"], 1)
     return row
 

@@ -1,4 +1,4 @@
-"""Padding a batch, beside a plain copy of as many bytes."""
+"""Padding a batch, compared with a plain copy of the same size."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from benchmarks.measured_conversation import logprobs
 from benchmarks.timing import Check, Sides, interleave
 from benchmarks.workbench import Workbench
 
-COPY = "NumPy copy of as many bytes"
-CASE = "a batch"
+COPY = "NumPy copy of the same size"
+CASE = "one batch"
 PAD = 0
 
 
 def measure(workbench: Workbench) -> Row:
-    """Collate rows of nearly equal length."""
+    """Collate rows of nearly the same length."""
     rows, tokens = workbench.scale.collate_rows, workbench.scale.collate_tokens
     row = Row(
         "collate",
         f"collate {rows:,} x {tokens:,} tokens",
-        equal="all arrays against padding by NumPy, row by row",
-        notes=["An eighth of the tokens is the prompt; a few rows are shorter, so that padding "
-               "is written."],
+        equal="all arrays, with those that NumPy pads row by row",
+        notes=["An eighth of the tokens is the prompt; some rows are shorter, so that they need "
+               "padding."],
     )  # fmt: skip
     columns = _columns(rows, tokens)
     expected = _padded(columns)
@@ -39,7 +39,7 @@ def measure(workbench: Workbench) -> Row:
         return {"abut": lambda: collate(columns, pad_id=PAD), COPY: source.copy}, check
 
     row.add(CASE, interleave(prepare, workbench.scale.collate_rounds))
-    row.need_ratio("abut ÷ the copy", ("abut", CASE), (COPY, CASE), "at most", 1.3)
+    row.need_ratio(f"abut ÷ {COPY}", ("abut", CASE), (COPY, CASE), "at most", 1.3)
     return row
 
 
@@ -62,7 +62,7 @@ def _columns(rows: int, tokens: int) -> list[Columns]:
 
 
 def _padded(columns: list[Columns]) -> dict[str, NDArray[Any]]:
-    """The same by NumPy: prompts on the left, completions on the right."""
+    """Return the arrays padded by NumPy: prompts on the left, completions on the right."""
 
     def pad(arrays: list[NDArray[Any]], fill: int, *, left: bool) -> NDArray[Any]:
         width = max(map(len, arrays))

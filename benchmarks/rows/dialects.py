@@ -1,7 +1,7 @@
-"""A call at the gateway in each of its dialects, beside chat completions and a `json.loads`.
+"""A gateway call in each dialect, compared with chat completions and with `json.loads`.
 
-The same conversation is held in four protocols. The seconds of a call are those of the row
-`gateway`: of the processor, in the server's process, with the engine's part and the HTTP.
+The same conversation is held in four protocols. The time of a call is measured as in the row
+`gateway`: the CPU time of the server's process, with the engine's share and HTTP.
 """
 
 import json
@@ -18,7 +18,8 @@ _FUNCTION: Mapping[str, Any] = TOOL["function"]
 _DECLARED = {"name": _FUNCTION["name"], "description": _FUNCTION["description"]}
 _MEASURED_TOKENS = 30_000
 _CALL_S = 1.2e-3
-# Missed: a server that only parses the body and answers takes 1.5 (the row `gateway` has one).
+# Missed: a server that only parses the body and answers takes 1.5 times as long as the parsing
+# (the row `gateway` has such a server).
 _MOST_PARSINGS = 1.3
 
 
@@ -96,26 +97,26 @@ DIALECTS: Mapping[str, type[Talk]] = {
 
 
 def parsed(dialect: str) -> str:
-    """The side that parses a dialect's body, and does nothing else."""
+    """Return the side that only parses a dialect's body."""
     return f"json.loads, {dialect}"
 
 
 def measure(workbench: Workbench) -> Row:
-    """Hold the same conversations in each dialect, of several lengths."""
+    """Hold the same conversations in each dialect, at several lengths."""
     scale = workbench.scale
     workbench.peer("aiohttp")
     row = Row(
         "dialects",
-        "answer a call at the gateway in each dialect, beyond the engine, "
-        f"{scale.gateway_bytes:,} bytes of new messages",
-        equal="the token ids that the engine is asked with, in all dialects",
+        f"answer a gateway call with {scale.gateway_bytes:,} bytes of new messages in each "
+        "dialect, without sampling",
+        equal="the token ids of the prompts, in all dialects",
         notes=[
-            "Seconds of the processor as in the row above, of conversations that say the same. "
-            f"{scale.gateway_conversations - 1} are asked in a row; one more before them is not "
-            "counted.",
-            f"{parsed('…')}: one `json.loads` of each of these bodies in a process that does "
-            "nothing else. A call is more than that: the row above has a server that reads the "
-            "body and answers, and one that also encodes the new text.",
+            "CPU time as in the row above, for conversations with the same content. In each round, "
+            f"{scale.gateway_conversations} conversations send a call, one after the other; the "
+            "first call is not counted.",
+            f"{parsed('…')}: one `json.loads` of the same body, in a process that does nothing "
+            "else. A call needs more than that: the row above has a server that reads the body and "
+            "answers, and one that also encodes the new text.",
         ],
     )
     replies, new = Replies(11, scale.reply_bytes), Replies(13, scale.gateway_bytes)
@@ -142,7 +143,7 @@ def measure(workbench: Workbench) -> Row:
 
 
 def _grow(same: Sequence[Talk], tokens: int, replies: Replies) -> None:
-    """Let conversations that say the same have so many tokens, and end on an answer."""
+    """Grow conversations with the same content to `tokens` tokens; they end with an answer."""
     for talk in same:
         talk.ask(talk.body())
     while same[0].tokens < tokens:
@@ -155,10 +156,10 @@ def _grow(same: Sequence[Talk], tokens: int, replies: Replies) -> None:
 def _asked_all(
     server: Server, held: Mapping[str, Sequence[Talk]], new: Replies
 ) -> dict[str, float]:
-    """Ask once in each conversation; returns the seconds of a call, and of its JSON, by side.
+    """Send a call in each conversation; return the seconds of a call and of its JSON, by side.
 
     Raises:
-        ResultsDiffer: the engine was asked with other tokens in one dialect than in another.
+        ResultsDiffer: the prompts of two dialects differ.
     """
     texts = new.take(len(held[CHAT]))
     seconds: dict[str, float] = {}
@@ -176,12 +177,12 @@ def _asked_all(
         prompts[name] = server.prompts()
     for name, asked in prompts.items():
         for ours, theirs in zip(prompts[CHAT], asked, strict=True):
-            require_same(f"the prompt of {len(ours)} tokens", name, ours, theirs)
+            require_same(f"prompt of {len(ours)} tokens", name, ours, theirs)
     return {side: seconds[side] for name in held for side in (name, parsed(name))}
 
 
 def _parsing_s(bodies: Sequence[bytes]) -> float:
-    """Seconds of the processor that `json.loads` takes for a body; the first is not counted."""
+    """Return the CPU seconds of `json.loads` per body; the first body is not counted."""
     json.loads(bodies[0])
     began = time.process_time()
     for body in bodies[1:]:
@@ -190,12 +191,12 @@ def _parsing_s(bodies: Sequence[bytes]) -> float:
 
 
 def _require(row: Row) -> None:
-    """Require of each dialect a time, and a ratio to one `json.loads` of its body."""
+    """Require a time of each dialect, and a ratio to one `json.loads` of its body."""
     long = case(_MEASURED_TOKENS)
     for name in DIALECTS:
         taken_s, parsing_s = row.median(name, long), row.median(parsed(name), long)
         if taken_s is None or parsing_s is None:
             continue
-        row.needs.append(Need(f"{name} {long}", taken_s, "at most", _CALL_S, "s"))
+        row.needs.append(Need(f"{name}, {long}", taken_s, "at most", _CALL_S, "s"))
         what = f"{name} ÷ one json.loads of its body, {long}"
         row.needs.append(Need(what, taken_s / parsing_s, "at most", _MOST_PARSINGS))

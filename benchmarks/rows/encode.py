@@ -25,33 +25,34 @@ from benchmarks.workbench import Workbench
 
 MIXED, CODE = "mixed text", "code"
 _CASES = {
-    MIXED: ("a text seen for the first time", "the same text again"),
+    MIXED: ("text seen for the first time", "the same text again"),
     CODE: ("code seen for the first time", "the same code again"),
 }
 
 
 def measure(workbench: Workbench) -> Row:
-    """Encode mixed text and code, by the tokenizer of the other rows and by each shape."""
+    """Encode mixed text and code, with the tokenizer of the other rows and with each shape."""
     scale = workbench.scale
     row = Row(
         "encode",
         f"encode {scale.encode_bytes:,} bytes of mixed text (code, prose, CJK, JSON)",
         equal="all token ids, in every round",
         notes=[
-            "abut returns an int64 array, gigatoken one of uint32, tiktoken a list; `tokenizers` "
-            "an `Encoding`, of which `.ids` is taken.",
-            "Every round has another text, which no side has seen. Code and prose are those of "
-            "Python's standard library; Chinese, Japanese, Korean and JSON are written at random, "
-            "every tenth CJK word of random characters. Code alone is that of the library, "
-            f"{scale.encode_code_bytes:,} bytes.",
-            "tiktoken is built from the ranks and the pattern in tokenizer.json. It has no "
-            "normalizer, and knows no added tokens here.",
-            "A model's pattern is the tokenizer of the other rows, without its normalizer and with "
-            "the pattern that cuts this model's words: where the model's own file is not there.",
+            "abut returns an int64 array, gigatoken a uint32 array and tiktoken a list. "
+            "`tokenizers` returns an `Encoding`; reading its `.ids` is timed too.",
+            "Every round encodes new text that no side has seen. Code and prose come from Python's "
+            "standard library. Chinese, Japanese, Korean and JSON are generated at random; every "
+            "tenth CJK word consists of random characters. The cases with code alone encode "
+            f"{scale.encode_code_bytes:,} bytes of the standard library.",
+            "tiktoken is built from the ranks and the pattern in tokenizer.json, without a "
+            "normalizer and without added tokens.",
+            "“Llama 3's pattern” and similar cases are used if the model's own file is missing: "
+            "they have the vocabulary of the other rows, no normalizer, and the pattern that "
+            "splits this model's words.",
         ],
     )
     corpus = Corpus(1)
-    shares = [0.1, *[1.0] * scale.encode_rounds]  # a short text warms up
+    shares = [0.1, *[1.0] * scale.encode_rounds]  # a short text for the warm-up
     texts = {
         MIXED: [corpus.mixed(int(share * scale.encode_bytes)) for share in shares],
         CODE: [corpus.code(int(share * scale.encode_code_bytes)) for share in shares],
@@ -70,7 +71,7 @@ def measure(workbench: Workbench) -> Row:
 
 
 def _shapes(workbench: Workbench, row: Row, folder: Path) -> dict[str, Path]:
-    """The file of each shape that is there or can be made in `folder`, by what its cases end in."""
+    """Return the file of each shape, found or created in `folder`, by the suffix of its cases."""
     files = {}
     for shape in SHAPES:
         try:
@@ -87,7 +88,7 @@ def _shapes(workbench: Workbench, row: Row, folder: Path) -> dict[str, Path]:
 
 
 def _tell(row: Row, peer: str, cases: Sequence[str]) -> None:
-    """Say where abut is faster than a peer, and where it is slower."""
+    """Note the cases in which abut is faster than a peer, and those in which it is slower."""
     won: list[str] = []
     lost: list[str] = []
     for case in cases:
@@ -96,8 +97,8 @@ def _tell(row: Row, peer: str, cases: Sequence[str]) -> None:
             (won if ours <= theirs else lost).append(case)
     if won or lost:
         row.notes.append(
-            f"Beside {peer} abut is faster in {len(won)} of {len(won) + len(lost)} cases; slower: "
-            f"{'; '.join(lost) or 'none'}."
+            f"abut is faster than {peer} in {len(won)} of {len(won) + len(lost)} cases"
+            + (f"; it is slower in: {'; '.join(lost)}." if lost else ".")
         )
 
 
@@ -108,7 +109,7 @@ def _by_one_tokenizer(
     suffix: str,
     file: Path,
 ) -> None:
-    """Add the cases of one tokenizer.json, whose names end in `suffix`."""
+    """Add the cases of one tokenizer.json; their names end in `suffix`."""
     tokenizer = Tokenizer.from_file(file)
     oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
 
@@ -120,7 +121,7 @@ def _by_one_tokenizer(
 
     peers, missing = peers_of(workbench, file, tokenizer)
     sides: dict[str, Encode] = {ABUT: tokenizer.encode, **peers, TOKENIZERS: by_tokenizers}
-    if not suffix:  # the slowest; once is enough
+    if not suffix:  # it is the slowest: one tokenizer is enough
         sides[FAST] = by_batch
     for kind, (first, again) in _CASES.items():
         taken = _timed(kind, texts[kind], sides, missing)
@@ -139,7 +140,7 @@ _AGAIN = "again "
 def _timed(
     kind: str, texts: Sequence[str], sides: Mapping[str, Encode], missing: dict[str, str]
 ) -> dict[str, list[float]]:
-    """Take the times of all sides; of a peer that differs only the reason, into `missing`."""
+    """Time all sides; the reason of a peer whose tokens differ goes into `missing`."""
 
     def prepare(number: int) -> tuple[Sides, Check]:
         text = texts[number + 1]
@@ -148,21 +149,21 @@ def _timed(
             return lambda: encode(text)
 
         def check(results: dict[str, Any]) -> None:
-            what = f"the tokens of {kind}"
+            what = f"tokens of {kind}"
             for name in results.keys() - {ABUT}:
                 side = name.removeprefix(_AGAIN)
                 try:
                     require_same(what, side, results[ABUT], results[name])
                 except ResultsDiffer as differ:
-                    # `tokenizers` is who says what the tokens are: beside it abut is wrong.
+                    # `tokenizers` is the reference: if abut differs from it, abut is wrong.
                     if side in (ABUT, TOKENIZERS, FAST):
                         raise
                     missing[side] = str(differ).partition("\n")[0]
 
-        # Each side comes behind each other one as often: what one leaves in the caches is part of
-        # what the next one takes. `tokenizers` comes behind them all. It frees a string for each
-        # token, and the allocator puts them in order during the calls that follow: a megabyte again
-        # took abut 4.9 ms in place of 3.4 there, and gigatoken 5.2 in place of 3.7.
+        # Each side runs after each other side equally often, because the caches that one leaves
+        # behind change the time of the next. `tokenizers` runs last: it frees a string for each
+        # token, and the allocator sorts them during the following calls. After it, the second
+        # encode of a megabyte took abut 4.9 ms instead of 3.4, and gigatoken 5.2 instead of 3.7.
         quick = [side for side in sides if side not in (*missing, TOKENIZERS, FAST)]
         orders = list(permutations(quick))
         slow = [side for side in (TOKENIZERS, FAST) if side in sides]

@@ -1,4 +1,4 @@
-"""Encoding many texts in one call, on all cores, in a process of its own."""
+"""Encoding many texts in one call, on all cores, in a separate process."""
 
 import json
 
@@ -12,7 +12,7 @@ _OF_THE_CORES, _OF_ONE_CORE = 0.8, 1.1
 
 
 def measure(workbench: Workbench) -> Row:
-    """Encode many texts, short ones, and a few that are no work for two threads."""
+    """Encode many texts, many short texts, and a few that are not enough work for two threads."""
     scale, cores = workbench.scale, workbench.cores
     cases = {
         f"{count:,} x {size:,} bytes": (count, size)
@@ -23,9 +23,9 @@ def measure(workbench: Workbench) -> Row:
         f"encode many texts in one call, on {len(cores)} cores",
         equal="all token ids of all texts, in every round",
         notes=[
-            "Mixed text, another one in every round. All sides may use all cores; abut's single "
-            "calls are made one after the other, on one of them. A call that takes microseconds is "
-            "made 100 times over."
+            "Mixed text, new in every round. All sides may use all cores, except for abut's calls "
+            "with one text at a time, which use one. Calls that take microseconds are repeated "
+            "100 times per measurement."
         ],
     )
     plan = {
@@ -44,11 +44,11 @@ def measure(workbench: Workbench) -> Row:
         row.add(case, taken)
     for case in (many, short):
         row.need_ratio(
-            f"one after the other ÷ encode_batch, {case}, {len(cores)} cores", (ALONE, case),
+            f"one text at a time ÷ encode_batch, {case}, {len(cores)} cores", (ALONE, case),
             (BATCH, case), "at least", _OF_THE_CORES * len(cores),
         )  # fmt: skip
     row.need_ratio(
-        f"encode_batch ÷ one after the other, {few}", (BATCH, few), (ALONE, few), "at most",
+        f"encode_batch ÷ one text at a time, {few}", (BATCH, few), (ALONE, few), "at most",
         _OF_ONE_CORE,
     )  # fmt: skip
     for case in cases:

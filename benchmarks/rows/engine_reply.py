@@ -1,4 +1,4 @@
-"""Reading what an engine answers: the bytes of a reply become arrays of ids and logprobs."""
+"""Parsing a vLLM reply: bytes become arrays of ids and logprobs."""
 
 import json
 from typing import Any
@@ -13,19 +13,19 @@ from benchmarks.timing import Check, Sides, interleave
 from benchmarks.workbench import Workbench
 
 PEER = "json.loads and Python loops"
-CASE = "a reply"
+CASE = "one reply"
 
 Read = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def measure(workbench: Workbench) -> Row:
-    """Read replies of `/v1/completions`."""
+    """Parse replies of `/v1/completions`."""
     tokens = workbench.scale.reply_tokens
     row = Row(
         "engine_reply",
-        f"read a vLLM reply of {tokens:,} tokens with logprobs from bytes to arrays",
+        f"parse a vLLM reply of {tokens:,} tokens with logprobs into arrays",
         equal="ids and logprobs",
-        notes=["The reply is written in the form of vLLM's `/v1/completions`; other tokens each "
+        notes=["The reply has the format of vLLM's `/v1/completions`, with new tokens in each "
                "round."],
     )  # fmt: skip
     rng = np.random.default_rng(9)
@@ -37,7 +37,7 @@ def measure(workbench: Workbench) -> Row:
             for name, ours, theirs in zip(
                 ("ids", "logprobs"), results["abut"], results[PEER], strict=True
             ):
-                require_same(f"the {name} of a reply", PEER, ours, theirs)
+                require_same(f"{name} of a reply", PEER, ours, theirs)
 
         return {"abut": lambda: _abut(body), PEER: lambda: _python(body)}, check
 
@@ -55,13 +55,13 @@ def _python(body: bytes) -> Read:
     (choice,) = json.loads(body)["choices"]
     ids = [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
     if ids != choice["token_ids"]:
-        raise ValueError("the ids of the logprobs are not those of the sample")
+        raise ValueError("the logprobs and the sample have different ids")
     logs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
     return np.array(ids, dtype=np.int64), np.array(logs, dtype=np.float32)
 
 
 def _reply(rng: np.random.Generator, workbench: Workbench, tokens: int) -> bytes:
-    """A reply to a prompt of as many tokens, as vLLM writes it."""
+    """Return a reply as vLLM writes it, to a prompt of the same number of tokens."""
     ordinary = workbench.tokenizer.vocab_size * 9 // 10  # added tokens come last
     ids, prompt = (rng.integers(0, ordinary, tokens).tolist() for _ in range(2))
     values = rng.permutation(logprobs(tokens)).tolist()

@@ -1,4 +1,4 @@
-"""One environment in three places: on threads, on OpenEnv servers, in actors of a Ray cluster."""
+"""One environment on threads, on OpenEnv servers, and in actors of a Ray cluster."""
 
 import dataclasses
 import json
@@ -19,28 +19,30 @@ _NEEDS = {
     OPENENV: (("openenv", "openenv"), ("openenv", "websockets")),
     RAY: (("ray", "ray"),),
 }
-"""The peers of each side, with a module of each."""
-CLOCK, OWN, ALL, RATE = "the clock", "our process", "all processes", "turns per second"
-START, HOSTS, MEMORY = "start", "memory of what hosts them", "memory of an environment"
+"""The peers that each side needs, each with one of its modules."""
+CLOCK, RATE = "wall time per turn", "turns per second"
+OWN, ALL = "CPU time per turn, trainer's process", "CPU time per turn, all processes"
+START, HOSTS, MEMORY = "startup", "memory of the hosts", "memory per environment"
 
 
 def measure(workbench: Workbench) -> Row:
-    """Play the same on all sides, in turn, each run in a process of its own."""
+    """Play the same rollouts on all sides in turn, each run in its own process."""
     scale = workbench.scale
     row = Row(
         "environments",
-        "play a turn with its environment on a thread, on a server, in an actor",
+        "play a turn with the environment on a thread, on a server or in an actor",
         equal="ids, masks and rewards of all rollouts",
         notes=[
-            f"{OPENENV}: {scale.envs_processes} servers of the openenv package, over websockets. "
-            f"{RAY}: {scale.envs_processes} actors on a cluster that is started on this machine. "
-            "Unlike other rows on all cores, since each side has processes of its own.",
-            f"{THREADS}: no process but ours. The policy answers at once, with some 60 tokens; a "
-            f"reply has {REPLY_BYTES:,} bytes. {OWN} and {ALL}: seconds of the processor for a "
-            "turn, the engine's part included.",
-            f"{START}: until {scale.envs_at_once} environments are in their episodes. {HOSTS}: by "
-            "what all processes have grown when each of them has one environment; "
-            f"{MEMORY}: by what they grow with one more, which keeps {STATE_BYTES:,} bytes itself.",
+            f"{THREADS}: threads of the trainer's process. {OPENENV}: {scale.envs_processes} "
+            f"servers of the openenv package, over websockets. {RAY}: {scale.envs_processes} "
+            "actors of a Ray cluster on this machine. This row uses all cores, because the sides "
+            "have several processes.",
+            "The policy answers immediately, with about 60 tokens; a reply has "
+            f"{REPLY_BYTES:,} bytes. CPU times include abut's engine.",
+            f"{START}: the time until {scale.envs_at_once} environments are in their episodes. "
+            f"{HOSTS}: how much the memory of all processes grows until each host process has one "
+            f"environment. {MEMORY}: how much it grows per further environment; each environment "
+            f"holds {STATE_BYTES:,} bytes of its own.",
         ],
     )
     sides = [side for side in _NEEDS if _is_there(workbench, side, row)]
@@ -56,19 +58,21 @@ def measure(workbench: Workbench) -> Row:
         unit = "B" if case.startswith("memory") else "/s" if case.endswith(RATE) else "s"
         row.add(case, values, unit=unit)  # type: ignore[arg-type]
     if MEMORY not in taken:
-        row.notes.append("Memory and other processes: this system has no /proc/PID/smaps_rollup.")
+        row.notes.append(
+            "Memory and other processes were not measured: there is no /proc/PID/smaps_rollup."
+        )
     return row
 
 
 def loads_of(scale: Scale) -> dict[str, Load]:
-    """What is played, by its name in the cases."""
+    """Return the loads by their name in the cases."""
     at_once = Load(scale.envs_at_once, scale.envs_turns)
     alone = Load(1, scale.envs_alone_turns)
     busy = Load(scale.envs_busy_rollouts, scale.envs_busy_turns, scale.envs_busy_s)
     return {
         f"{at_once.rollouts} at once": at_once,
-        "one alone": alone,
-        f"{busy.rollouts} that work {busy.busy_s * 1e3:g} ms in a step": busy,
+        "one by itself": alone,
+        f"{busy.rollouts} with {busy.busy_s * 1e3:g} ms of work per step": busy,
     }
 
 
@@ -92,14 +96,14 @@ def _played(workbench: Workbench, name: str, loads: Mapping[str, Load]) -> dict[
 
 
 def _cores() -> list[int]:
-    """Those of whoever started the benchmark: this process has kept one of them."""
+    """Return the cores of the parent process; this process is pinned to one of them."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     return sorted(os.sched_getaffinity(os.getppid()))
 
 
 def _values(scale: Scale, found: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Each case with what a run of a side gave for it."""
+    """Return each case with the value of one run of a side."""
     values: list[tuple[str, float | None]] = []
     for (name, load), played in zip(loads_of(scale).items(), found["loads"], strict=True):
         clock = (CLOCK, played["turn"]) if load.rollouts == 1 else (RATE, 1 / played["turn"])
@@ -110,15 +114,16 @@ def _values(scale: Scale, found: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _require_same_rows(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Require that all sides have played the same.
+    """Require that all sides played the same rollouts.
 
     Raises:
-        ResultsDiffer: one has not.
+        ResultsDiffer: one side did not.
     """
     rows = {side: [load["rows"] for load in one["loads"]] for side, one in found.items()}
     for side, digests in rows.items():
         if digests != rows[THREADS]:
             raise ResultsDiffer(
                 f"the rollouts of {THREADS} and of {side} differ\n"
-                "hint: times of different results mean nothing; this is a defect of abut, report it"
+                "hint: times are not compared if the results differ; this is a bug in abut, report "
+                "it"
             )

@@ -1,8 +1,8 @@
-"""A call at the gateway, beyond the engine: what it takes of one core, however long the history is.
+"""The CPU time of a gateway call without sampling, for short and long histories.
 
-Each server is a process of its own, and takes part with the seconds of the processor that its
-process took; the client's own JSON and HTTP are no part of them. The clocks of all are read when
-all have answered, so that what a server does behind its answer is part of it.
+Each server has its own process, and its CPU time is measured; the client's JSON and HTTP are not
+part of it. The clocks are read after all calls have been answered, so the work that a server does
+after its answer counts too.
 """
 
 import base64
@@ -23,16 +23,16 @@ from benchmarks.texts import Replies
 from benchmarks.workbench import Workbench
 
 ABUT = "abut"
-PASSES = "aiohttp, passes bytes on"
+PASSES = "aiohttp, forwards bytes"
 PARSES = "aiohttp, parses the JSON"
 ENCODES = "aiohttp, parses and encodes the new text"
-RENDERS = "aiohttp, apply_chat_template of all"
-FIRST = "abut, the first call behind the others' work"
+RENDERS = "aiohttp, apply_chat_template of all messages"
+FIRST = "abut, first call with cold caches"
 UPSTREAM = "upstream"
 SIDES = (ABUT, PASSES, PARSES, ENCODES, RENDERS)
 
 DIGEST = "x-digest"
-"""The header by which the upstream says which bytes came to it."""
+"""The header in which the upstream returns a digest of the bytes that it received."""
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -53,42 +53,43 @@ _GROWTH = 1.5
 
 
 def a_call(query: str) -> str:
-    """What the policy writes to call the tool."""
+    """Return the text with which the policy calls the tool."""
     call = json.dumps({"name": "search", "arguments": {"query": query}})
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def digest_of(content: bytes) -> str:
-    """By which equal bodies are known."""
+    """Return the digest of a body."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def measure(workbench: Workbench) -> Row:
-    """Ask all servers the same, with conversations of several lengths."""
+    """Send the same calls to all servers, with conversations of several lengths."""
     scale = workbench.scale
     workbench.peer("aiohttp")
     row = Row(
         "gateway",
-        f"answer a call at the gateway beyond the engine, {scale.gateway_bytes:,} bytes of new "
-        "messages",
-        equal="the token ids that abut asks the engine with and those of the whole conversation's "
-        "render; the bytes that came through the proxy",
+        f"answer a gateway call with {scale.gateway_bytes:,} bytes of new messages, without "
+        "sampling",
+        equal="the token ids of abut's prompts, with those of the whole rendered conversation; "
+        "the bytes that passed through the proxy",
         notes=[
-            "Seconds of the processor that the server's process takes for a call, the engine's "
-            "slots and seeds included; the policy's sample is there at once. The client is in "
-            f"another process. {scale.gateway_conversations - 1} conversations are asked in a row; "
-            "one more is asked before them, whose call is not counted: it has to bring back into "
-            "the caches what the other sides drove out.",
-            f"A conversation that grew by answers with a call of a tool, and {scale.reply_bytes:,} "
-            f"bytes of reply to each. Each call sends all of it, and behind the last answer a "
-            f"reply of {scale.gateway_bytes:,} bytes, which is new: the same bytes to all sides.",
+            "CPU time of the server's process per call. abut's engine is included, with its slots "
+            "and seeds; the policy's samples are available immediately. The client is a separate "
+            f"process. In each round, {scale.gateway_conversations} conversations send a call, one "
+            "after the other. The first call is not counted, because it has to refill the CPU "
+            "caches, which the other sides used in between.",
+            "Conversations consist of answers with a tool call, each followed by a reply of "
+            f"{scale.reply_bytes:,} bytes. Each call sends the whole conversation and a new reply "
+            f"of {scale.gateway_bytes:,} bytes to the last answer. All sides receive the same "
+            "bytes.",
             f"{PARSES}: reads the body, parses all of it and answers.",
-            f"{ENCODES}: reads the body, parses its last message alone, encodes the text of that "
-            "with abut's encoder and answers; it knows nothing of what was said before. With this "
-            "server and encoder no gateway can take less.",
-            f"{FIRST}: that call, as a gateway has it that is seldom asked.",
-            f"{RENDERS}: the conversation is rendered and tokenized as a whole; what is sampled "
-            "is neither decoded nor parsed.",
+            f"{ENCODES}: reads the body, parses only the last message, encodes its text with "
+            "abut's encoder and answers. It keeps no state. No gateway with this server and "
+            "encoder can be faster.",
+            f"{FIRST}: the first call of a round, as in a gateway that is rarely used.",
+            f"{RENDERS}: renders and tokenizes the whole conversation; the sample is neither "
+            "decoded nor parsed.",
         ],
     )
     replies = Replies(11, scale.reply_bytes)
@@ -104,7 +105,7 @@ def measure(workbench: Workbench) -> Row:
                 ]
                 for talk in talks:
                     talk.grow(length, replies)
-                servers[ABUT].forget()  # what it was asked while they grew
+                servers[ABUT].forget()  # the prompts while the conversations grew
                 _asked_all(servers, talks, new)  # not counted
                 rounds += [_asked_all(servers, talks, new) for _ in range(scale.gateway_rounds)]
             sides = (*SIDES, FIRST)
@@ -114,12 +115,12 @@ def measure(workbench: Workbench) -> Row:
 
 
 def case(length: int) -> str:
-    """The name of a length."""
-    return f"to {length:,} tokens"
+    """Return the name of the case of a length."""
+    return f"after {length:,} tokens"
 
 
 class Server:
-    """A server in a process of its own, and a connection to it."""
+    """A server in its own process, and a connection to it."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -129,7 +130,7 @@ class Server:
         self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
 
     def post(self, content: bytes, address: str, key: str = "") -> tuple[Any, Mapping[str, str]]:
-        """Send a request; returns the answer's JSON, and the headers."""
+        """Send a request, and return the answer's JSON and headers."""
         headers = {"Content-Type": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -141,21 +142,21 @@ class Server:
         return said, dict(reply.headers)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def clock(self) -> float:
-        """Seconds of the processor that its process has taken."""
+        """Return the CPU seconds of the server's process."""
         return float(self._told("clock"))
 
     def prompts(self) -> list[list[int]]:
-        """The token ids of the prompts since this was asked last."""
+        """Return the token ids of the prompts since the last call of this method."""
         return [
             np.frombuffer(base64.b64decode(ids), np.int64).tolist() for ids in self._told("prompts")
         ]
 
     def forget(self) -> None:
-        """Keep none of those so far."""
+        """Discard the prompts so far."""
         self._told("forget")
 
     def _told(self, question: str) -> Any:
@@ -167,12 +168,12 @@ class Server:
     def _line(self) -> Any:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise RuntimeError("a server ended; what it wrote stands above")
+            raise RuntimeError("a server exited; its output is above")
         return json.loads(line)
 
 
 class Talk:
-    """A conversation with abut's gateway, as a client of chat completions has it."""
+    """A conversation of a chat completions client with abut's gateway."""
 
     path: ClassVar[str] = "/v1/chat/completions"
 
@@ -184,27 +185,27 @@ class Talk:
         self.tokens = 0
 
     def grow(self, tokens: int, replies: Replies) -> None:
-        """Let it have so many tokens, or a few more, and end on an answer."""
+        """Grow to `tokens` tokens or a few more; the conversation ends with an answer."""
         self.ask(self.body())
         while self.tokens < tokens:
             self.reply(*replies.take(1))
             self.ask(self.body())
 
     def say(self, text: str) -> None:
-        """Say a text as the user."""
+        """Add a user message."""
         self._history.append({"role": "user", "content": text})
 
     def reply(self, text: str) -> None:
-        """Say what the called tool has found."""
+        """Add the result of the called tool."""
         (call,) = self._history[-1]["tool_calls"]
         self._history.append({"role": "tool", "tool_call_id": call["id"], "content": text})
 
     def body(self) -> bytes:
-        """What is asked next."""
+        """Return the body of the next request."""
         return json.dumps(self._asked()).encode()
 
     def ask(self, content: bytes) -> None:
-        """Get an answer."""
+        """Send a request, and add the answer."""
         said, _ = self._server.post(content, self._address, self._key)
         self.tokens = self._hear(said)
 
@@ -212,7 +213,7 @@ class Talk:
         return {"model": "policy", "messages": self._history, "tools": [TOOL]}
 
     def _hear(self, said: Any) -> int:
-        """Add an answer; returns how many tokens there are now."""
+        """Add an answer, and return the number of tokens."""
         self._history.append(said["choices"][0]["message"])
         return int(said["usage"]["total_tokens"])
 
@@ -220,12 +221,12 @@ class Talk:
 def _asked_all(
     servers: Mapping[str, Server], talks: Sequence[Talk], new: Replies
 ) -> dict[str, float]:
-    """Ask all sides the same, once for each conversation; returns the seconds of a call of each.
+    """Send the same calls to all sides, one per conversation; return the seconds per call.
 
-    The first conversation's call is not counted, but for that of abut, which is `FIRST`.
+    The first conversation's call is not counted; abut's is the side `FIRST`.
 
     Raises:
-        ResultsDiffer: they understood it differently.
+        ResultsDiffer: the sides have different prompts or bytes.
     """
     for talk in talks:
         talk.reply(*new.take(1))
@@ -247,18 +248,19 @@ def _asked_all(
     seconds[FIRST] = before[ABUT] - first_at
     asked = (servers[side].prompts() for side in (ABUT, RENDERS))
     for ours, whole in zip(*asked, strict=True):
-        require_same(f"the prompt of {len(ours)} tokens", RENDERS, ours, whole)
+        require_same(f"prompt of {len(ours)} tokens", RENDERS, ours, whole)
     if [digest for digest in digests if digest] != list(map(digest_of, bodies)):
         raise ResultsDiffer(
-            f"{PASSES}: other bytes came through it than were sent\n"
-            "hint: times of different results mean nothing; this is a defect of the row, report it"
+            f"{PASSES}: the forwarded bytes differ from the bytes sent\n"
+            "hint: times are not compared if the results differ; this is a bug in the row, report "
+            "it"
         )
     return seconds
 
 
 @contextmanager
 def _servers(workbench: Workbench) -> Iterator[dict[str, Server]]:
-    """All sides, each in a process of its own, until they are no longer needed."""
+    """Start all sides, each in its own process, and stop them at the end."""
     scale = workbench.scale
     sets = len(scale.gateway_lengths) * scale.gateway_sets
     rollouts = sets * scale.gateway_conversations
@@ -279,7 +281,7 @@ def _servers(workbench: Workbench) -> Iterator[dict[str, Server]]:
 
 @contextmanager
 def started_server(workbench: Workbench, side: str, given: str = "") -> Iterator[Server]:
-    """A server's process, which ends where its input does, and a connection to it."""
+    """Start a server's process, which exits when its input closes, and connect to it."""
     command = [sys.executable, "-m", "benchmarks.gateway_server"]
     with (
         subprocess.Popen(
@@ -296,7 +298,7 @@ def started_server(workbench: Workbench, side: str, given: str = "") -> Iterator
 def _require(row: Row, lengths: tuple[int, ...]) -> None:
     first, last = lengths[0], lengths[-1]
     if (taken_s := row.median(ABUT, case(_MEASURED_TOKENS))) is not None:
-        what = f"abut {case(_MEASURED_TOKENS)}"
+        what = f"abut, {case(_MEASURED_TOKENS)}"
         row.needs.append(Need(what, taken_s, "at most", _CALL_S, "s"))
 
     def growth(side: str) -> float:
@@ -305,5 +307,5 @@ def _require(row: Row, lengths: tuple[int, ...]) -> None:
         assert short is not None
         return long - short
 
-    what = f"abut's growth from {first:,} to {last:,} tokens ÷ that of the JSON parsed alone"
+    what = f"growth from {first:,} to {last:,} tokens: abut ÷ {PARSES}"
     row.needs.append(Need(what, growth(ABUT) / growth(PARSES), "at most", _GROWTH))

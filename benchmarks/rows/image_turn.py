@@ -1,4 +1,4 @@
-"""A turn that shows a screenshot, beside the model's own processor with that screenshot alone."""
+"""A turn with a screenshot, compared with the model's own processor on the screenshot alone."""
 
 import io
 import itertools
@@ -17,23 +17,23 @@ from benchmarks.screenshots import PLACEHOLDER, screenshot, seeing_processor
 from benchmarks.timing import Check, Prepare, Sides, interleave
 from benchmarks.workbench import Workbench
 
-ABUT, PROCESSOR = "abut", "the processor, with the picture alone"
+ABUT, PROCESSOR = "abut", "the model's processor, picture only"
 
 
 def measure(workbench: Workbench) -> Row:
-    """Append screenshots behind few and behind many."""
+    """Append screenshots after a few and after many others."""
     (width, height), counts = workbench.scale.image_size, workbench.scale.image_counts
     row = Row(
         "image_turn",
         f"append an image turn of {width} x {height} pixels, template included",
-        equal="the tokens of the picture in the conversation are those of the processor, and the "
-        "tensors of a forward pass are its own, after every append",
+        equal="the picture's tokens in the conversation, and the tensors of a forward pass, with "
+        "those of the model's processor, after every append",
         notes=[
-            "Both sides get the bytes of a PNG that they have not seen. The conversation is that "
-            "of Qwen2.5-VL, and the pictures before are one picture many times: only the length "
-            "matters.",
-            "Every side is called twice in a row, for two conversations of one length, and the "
-            "second call is timed: the first one in memory of 23 MiB that is new takes twice as "
+            "Both sides receive the bytes of a new PNG. The conversation has the template of "
+            "Qwen2.5-VL, and its earlier pictures are copies of one picture, because only their "
+            "number matters.",
+            "Every side is called twice in a row, for two conversations of the same length, and "
+            "only the second call is timed: the first call allocates 23 MiB and takes twice as "
             "long.",
         ],
     )
@@ -55,7 +55,7 @@ def measure(workbench: Workbench) -> Row:
             f"{ABUT} ÷ {PROCESSOR}, {case}", (ABUT, case), (PROCESSOR, case), "at most", 1.25
         )
     few, many = _case(counts[0]), _case(counts[-1])
-    row.need_ratio(f"{many} ÷ {few}", (ABUT, many), (ABUT, few), "at most", 1.2)
+    row.need_ratio(f"{ABUT}, {many} ÷ {few}", (ABUT, many), (ABUT, few), "at most", 1.2)
     return row
 
 
@@ -95,11 +95,11 @@ def _turns(
 
 
 def _case(count: int) -> str:
-    return f"behind {count} picture{'s' * (count > 1)}"
+    return f"after {count} picture{'s' * (count > 1)}"
 
 
 def _talk(tokenizer: Tokenizer, writer: ChatTemplateProcessor, shown: list[Image]) -> Conversation:
-    """A conversation that has shown these images, and ends on one."""
+    """Return a conversation with these images, which ends with the last one."""
     conversation = Conversation(tokenizer, writer)
     conversation.open([_shown(shown[0])])
     for image in shown[1:]:
@@ -114,7 +114,7 @@ def _shown(image: Image) -> dict[str, Any]:
 
 
 def _answer(conversation: Conversation) -> None:
-    """Let the policy say something."""
+    """Add an answer of the policy."""
     conversation.request()
     ids = np.array([5, 6, 7, conversation.stop_token_ids[0]])
     conversation.hear(ids, logprobs(len(ids)))

@@ -1,4 +1,4 @@
-"""Loading a tokenizer until its first encode, each time in a process of its own."""
+"""Loading a tokenizer and its first encode, each time in a new process."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from benchmarks.workbench import Workbench
 
 PEER = "tokenizers"
 BOUNDS = {"time": 0.5, "memory": 1.0}
-"""What abut takes at most, of what the peer takes."""
+"""The most that abut may take, as a fraction of the peer."""
 
 
 def measure(workbench: Workbench) -> Row:
-    """Load the same file by both, in turn."""
+    """Load the same file with both sides, in turn."""
     workbench.peer(PEER)
     row = Row(
         "load",
-        f"load a tokenizer of {workbench.tokenizer.vocab_size:,} tokens until the first encode",
-        equal="the token ids of that encode",
+        f"load a tokenizer of {workbench.tokenizer.vocab_size:,} tokens and encode once",
+        equal="the token ids of the encode",
     )
     taken: dict[str, dict[str, list[float]]] = {}
     for _ in range(workbench.scale.load_rounds):
@@ -33,9 +33,9 @@ def measure(workbench: Workbench) -> Row:
         if bound := BOUNDS.get(case):
             row.need_ratio(f"abut ÷ {PEER}, {case}", ("abut", case), (PEER, case), "at most", bound)
     if "memory" in taken:
-        row.notes.append("Memory: what the process grew by; peak: what it had grown by at most.")
+        row.notes.append("memory: growth of the process; peak memory: its largest growth.")
     else:
-        row.notes.append("Memory is not measured: this system has no /proc/self/status.")
+        row.notes.append("Memory was not measured: this system has no /proc/self/status.")
     return row
 
 

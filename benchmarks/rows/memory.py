@@ -1,4 +1,4 @@
-"""What a token costs in memory where tokens are held, measured in processes of their own."""
+"""Memory per token of trajectories and of other containers, each measured in a new process."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,25 @@ from benchmarks.figures import Need, Row
 from benchmarks.own_process import run_module
 from benchmarks.workbench import Workbench
 
-CASE = "a token"
+CASE = "memory per token"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What holds tokens."""
+    """A container of tokens."""
 
     name: str
     most: float | None = None
-    """Bytes of a token, at most."""
+    """The limit, in bytes per token; None: no limit."""
 
 
 KINDS = {
     # 9 for the core's id, logprob and provenance, 8 for the id in the request.
     "trajectory": Kind("abut", 17.7),
-    # 13, but 8 in the prompt.
-    "row": Kind("abut, its columns alone", 13.1),
-    # One more for the provenance, and what is told of each turn.
-    "record": Kind("abut, its record, without the messages", 15.2),
+    # 13, but only 8 in the prompt.
+    "row": Kind("abut, columns only", 13.1),
+    # One more for the provenance, and the fields of each turn.
+    "record": Kind("abut, record without messages", 15.2),
     "lists": Kind("Python lists of ids, mask and logprobs"),
 }
 
@@ -35,11 +35,11 @@ def measure(workbench: Workbench) -> Row:
     row = Row(
         "memory",
         f"hold {rollouts} trajectories of {tokens:,} tokens",
-        equal="nothing is compared, only counted: all sides are filled from the same texts, and "
-        "what a side takes is divided by the tokens that it holds itself",
+        equal="nothing; all sides hold the same texts, and the memory of each is divided by the "
+        "number of tokens that it holds",
         notes=[
-            "What the process grew by, without memory that is free again. About half of the tokens "
-            "are sampled."
+            "The growth of the process, without memory that was freed again. About half of the "
+            "tokens are sampled."
         ],
     )
     for kind, held in KINDS.items():
@@ -50,6 +50,6 @@ def measure(workbench: Workbench) -> Row:
             break
         row.add(CASE, {held.name: [grown]}, unit="B/token")
         if held.most is not None:
-            row.needs.append(Need(f"memory of {CASE}, {held.name}", grown, "at most", held.most,
+            row.needs.append(Need(f"{held.name}, {CASE}", grown, "at most", held.most,
                                   "B/token"))  # fmt: skip
     return row

@@ -1,4 +1,4 @@
-"""Text that goes on: 100 bytes more, behind a short and a long text whose tokens are not frozen."""
+"""Text that continues: append 100 bytes to a short and a long text whose tokens are not final."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ LIMIT_S = 30e-6
 
 
 def measure(workbench: Workbench) -> Row:
-    """Append pieces to two open texts."""
+    """Append pieces to two open segments."""
     scale = workbench.scale
     row = Row(
         "open_text",
         f"append {PIECE_BYTES} bytes to an open segment of "
-        + " and of ".join(f"{size:,} bytes" for size in scale.open_bytes),
-        equal="all token ids against one encode of the whole text by `tokenizers`, each round",
+        + " and ".join(f"{size:,} bytes" for size in scale.open_bytes),
+        equal="all token ids, with one `tokenizers` encode of the whole text, in every round",
     )
     corpus, replies, rounds = Corpus(4), Replies(4, PIECE_BYTES), []
     for _ in range(scale.open_rounds):
@@ -33,7 +33,7 @@ def measure(workbench: Workbench) -> Row:
         for name, text in texts.items():
             whole = "".join([text, *pieces])
             ids = workbench.oracle.encode(whole, add_special_tokens=False).ids
-            require_same(f"the text in pieces, {name}", "tokenizers", opened[name].ids, ids)
+            require_same(f"text in pieces, {name}", "tokenizers", opened[name].ids, ids)
     for name, values in all_rounds(rounds).items():
         row.add(name, {"abut": values})
     _require(row, *map(case, scale.open_bytes))
@@ -41,7 +41,7 @@ def measure(workbench: Workbench) -> Row:
 
 
 def case(size: int) -> str:
-    """The name of a size."""
+    """Return the name of the case of a size."""
     return f"to {size:,} bytes"
 
 
@@ -56,15 +56,15 @@ def _appends(
         def appending(trajectory: Trajectory) -> Callable[[], Any]:
             return lambda: trajectory.append_text(piece)
 
-        # Compared as a whole, after the last piece.
+        # The whole is compared after the last piece.
         return {name: appending(to) for name, to in opened.items()}, lambda _: None
 
     return prepare
 
 
 def _require(row: Row, short: str, long: str) -> None:
-    row.need_ratio(f"{long} ÷ {short}", ("abut", long), ("abut", short), "at most", 1.2)
+    row.need_ratio(f"abut, {long} ÷ {short}", ("abut", long), ("abut", short), "at most", 1.2)
     for name in (short, long):
         median = row.median("abut", name)
         assert median is not None
-        row.needs.append(Need(f"abut {name}", median, "at most", LIMIT_S, "s"))
+        row.needs.append(Need(f"abut, {name}", median, "at most", LIMIT_S, "s"))

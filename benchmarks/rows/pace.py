@@ -1,7 +1,7 @@
-"""Whole rollouts whose samples and steps take time: who waits for whom.
+"""Whole rollouts with delays: how long sides wait for slow samples and steps.
 
-Delays are drawn from a log-normal distribution, the same for every side. The least that any side
-could take is what the slowest rollout takes by itself.
+Delays are drawn from a log-normal distribution, the same for every side. No side can be faster
+than the slowest rollout by itself.
 """
 
 import copy
@@ -20,25 +20,25 @@ from benchmarks.workbench import Workbench
 
 
 def measure(workbench: Workbench) -> Row:
-    """Play the same rollouts with the same delays in every way."""
+    """Play the same rollouts with the same delays on all sides."""
     scale = dataclasses.replace(
         workbench.scale,
         rollouts=workbench.scale.pace_rollouts,
         turns=workbench.scale.pace_turns,
         rollout_rounds=workbench.scale.pace_rounds,
     )
-    workbench = copy.copy(workbench)  # what is loaded is shared, the scale is this row's own
+    workbench = copy.copy(workbench)  # shares what is loaded, with a scale of this row's own
     workbench.scale = scale
     median_s = scale.pace_median_s
     row = Row(
         "pace",
-        f"play {scale.rollouts} rollouts of {scale.turns} turns that take time",
+        f"play {scale.rollouts} rollouts of {scale.turns} turns, with delays",
         equal="prompt, completion, mask and logprobs of every rollout",
         notes=[
-            f"Each sample and each step sleeps for a time drawn from a log-normal distribution: "
-            f"median {1000 * median_s:g} ms, sigma {SIGMA:g}. Steps are synchronous.",
-            "TRL samples all rollouts of a turn at once, which takes what the slowest takes, then "
-            "calls the tools of one after the other. trl-env plays one rollout after the other.",
+            f"Each sample and each step sleeps for a time drawn from a log-normal distribution "
+            f"with a median of {1000 * median_s:g} ms and sigma {SIGMA:g}. Steps are synchronous.",
+            "For each turn, TRL samples all rollouts at once and waits for the slowest, then calls "
+            "the tools of one rollout after the other. trl-env plays one rollout after the other.",
         ],
     )
     slowest: list[float] = []

@@ -1,4 +1,4 @@
-"""Writing the records of a batch, each time in a process of its own."""
+"""Writing the records of a batch, each time in a new process."""
 
 from typing import Any
 
@@ -11,20 +11,23 @@ PARQUET, LINES = FORMS
 
 
 def measure(workbench: Workbench) -> Row:
-    """Write the same rollouts in both forms, in turn."""
+    """Write the same rollouts in both formats, in turn."""
     rollouts, tokens = workbench.scale.recorded_rollouts, workbench.scale.collate_tokens
     row = Row(
         "records",
         f"record {rollouts} rollouts of {tokens:,} tokens",
-        equal="the records that are read again",
-        notes=["With their conversations, 4 bytes a token. Peak: what the process had grown by."],
+        equal="the records, as they are read again",
+        notes=[
+            "Records include the conversations, 4 bytes per token. peak memory: the largest growth "
+            "of the process."
+        ],
     )
     taken: dict[str, dict[str, list[float]]] = {}
     for _ in range(workbench.scale.load_rounds):
         wrote: dict[str, dict[str, Any]] = {
             form: run_module("recording", form, str(rollouts), str(tokens)) for form in FORMS
         }
-        require_same("the records", LINES, wrote[PARQUET]["digest"], wrote[LINES]["digest"])
+        require_same("records", LINES, wrote[PARQUET]["digest"], wrote[LINES]["digest"])
         for form, measured in wrote.items():
             for case in ("time", "size", "peak memory"):
                 if measured[case] is not None:

@@ -1,8 +1,8 @@
-"""What a trainer gets from the sessions of agents: rows, tokens, and the time of a step on them.
+"""Training rows from agents' sessions: rows, tokens, and the time of a training step on them.
 
-Four ways to make rows of the same sessions: abut's conversations, a row for each request, requests
-that are merged where one's prompt begins with all that another has, and TRL's own class, which
-trains the longest conversation of each session.
+There are four ways to make rows from the same sessions: abut's conversations; one row per request;
+requests merged when the prompt of one begins with all tokens of another; and TRL's own class,
+which trains on the longest conversation of each session.
 """
 
 import json
@@ -23,16 +23,16 @@ from benchmarks.workbench import Workbench
 
 ABUT, REQUESTS, MERGED, LONGEST = (
     "abut",
-    "a row for each request",
-    "requests merged by their prefix",
-    "the longest conversation alone",
+    "one row per request",
+    "requests merged by prefix",
+    "longest conversation only",
 )
 _ENDLESS = 10**6
 _VOCABULARY, _WIDTH, _LAYERS = 4096, 64, 2
 
 
 class TrainedRow(NamedTuple):
-    """A row of a trainer."""
+    """A training row."""
 
     ids: NDArray[np.int64]
     trained: NDArray[np.bool_]
@@ -43,23 +43,24 @@ Rows: TypeAlias = dict[str, list[TrainedRow]]
 
 
 def measure(workbench: Workbench) -> Row:
-    """Make the rows of all sessions, count them, and train on a session of each kind."""
+    """Make and count the rows of all sessions, and train on one session of each kind."""
     workbench.peer("aiohttp")
     torch, transformers = workbench.peer("torch"), workbench.peer("transformers")
     row = Row(
         "saved",
-        "make training rows of recorded agent sessions, and train a step on them",
-        equal="the sampled tokens that abut's rows train, those that a row for each request "
-        "trains, and those that merged requests train",
+        "make training rows from recorded agent sessions, and train one step on them",
+        equal="the number of trained tokens of abut, of one row per request, and of merged "
+        "requests",
         notes=[
-            "The sessions are of unmodified programs (`benchmarks/agent_sessions.json`), but their "
-            "policy was a script, which says little, and their texts are made up, of the recorded "
-            "lengths.",
-            f"{REQUESTS}, and {MERGED}: the prompt is the request rendered anew by the chat "
-            "template. A prompt extends an earlier row where it begins with all of that row's "
-            "tokens.",
-            f"A step: a forward and a backward pass of a small model ({_LAYERS} layers of "
-            f"{_WIDTH}) over the rows of the shortest session of each kind, a row at a time.",
+            "The sessions were recorded from unmodified programs "
+            "(`benchmarks/agent_sessions.json`). Their policy was a script with short answers, and "
+            "their texts are random words of the recorded lengths.",
+            f"{REQUESTS} and {MERGED}: the chat template renders the prompt of each request from "
+            "scratch. A request is merged with an earlier row if its prompt begins with all tokens "
+            "of that row.",
+            f"a training step: a forward and a backward pass of a small model ({_LAYERS} layers, "
+            f"width {_WIDTH}) over the rows of the shortest session of each kind, one row at a "
+            "time.",
         ],
     )
     every: dict[str, list[Rows]] = {}
@@ -73,7 +74,7 @@ def measure(workbench: Workbench) -> Row:
         trained = _each(counted, lambda made: int(made.trained.sum()))
         row.add(f"{kind}: trained tokens", trained, unit="tokens")
         for side in (REQUESTS, MERGED):
-            require_same(f"the trained tokens of {kind}", side, trained[ABUT], trained[side])
+            require_same(f"trained tokens of {kind}", side, trained[ABUT], trained[side])
         case = f"{kind}: tokens"
         row.need_ratio(
             f"{REQUESTS} ÷ {ABUT}, {case}", (REQUESTS, case), (ABUT, case), "at least", 2
@@ -107,7 +108,7 @@ def _bound(step: "_Step", rows: list[TrainedRow]) -> Callable[[], None]:
 
 
 class _Policy:
-    """A gateway whose policy says what the sessions say."""
+    """A gateway whose policy gives the answers of the sessions."""
 
     max_context_tokens = _ENDLESS
 
@@ -125,11 +126,11 @@ class _Policy:
         self._gateway.__exit__()
 
     async def sample(self, request: SampleRequest) -> Sample:
-        """Say the answer that is next."""
+        """Return the next answer."""
         return Sample(np.array(self._ids), np.full(len(self._ids), -0.5, np.float32), "stop")
 
     def rows_of(self, name: str, session: Sequence[SessionRequest]) -> Rows:
-        """Play a session; return the rows that each side makes of it."""
+        """Play a session, and return the rows that each side makes from it."""
         rollout_id = name.replace(" ", "-")
         endpoint = self._gateway.endpoint(rollout_id)
         url, key = f"{endpoint.base_url}/chat/completions", f"Bearer {endpoint.api_key}"

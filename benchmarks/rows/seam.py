@@ -1,4 +1,4 @@
-"""The verdict on a seam behind a short and a long text."""
+"""Deciding the seam after a short and a long text."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -9,22 +9,22 @@ from benchmarks.timing import Check, Sides, all_rounds, interleave
 from benchmarks.workbench import Workbench
 
 SEAM, ADDITIVE = "abut seam()", "abut is_additive()"
-ENCODES = "tokenizers, both and their join"
+ENCODES = "tokenizers, three encodes"
 RIGHT_BYTES = 100
 
 Judged: TypeAlias = tuple[str, str, list[int], bool]
-"""Both texts, and what seam() and is_additive() say of them, compared with three encodes."""
+"""Both texts, and the results of seam() and is_additive(), compared with three encodes."""
 
 
 def measure(workbench: Workbench) -> Row:
-    """Judge seams by `seam` and `is_additive`, and by three encodes."""
+    """Decide seams with `seam` and `is_additive`, and with three encodes."""
     scale = workbench.scale
     row = Row(
         "seam",
-        f"seam() and is_additive() between ordinary text and {RIGHT_BYTES} bytes more",
-        equal="`drop` and `ids` of every seam give the tokens of the join; is_additive() is what "
-        "three encodes say",
-        notes=["Ordinary text: prose and code in ASCII, another one in every round."],
+        f"decide the seam between ordinary text and {RIGHT_BYTES} more bytes",
+        equal="the tokens that `drop` and `ids` of seam() give, and the answer of is_additive(), "
+        "with three encodes by `tokenizers`: the two texts, and both joined",
+        notes=["Ordinary text is prose and code in ASCII, new in every round."],
     )
     corpus = Corpus(5)
     judged: dict[int, list[Judged]] = {}
@@ -42,14 +42,14 @@ def measure(workbench: Workbench) -> Row:
 
 
 def case(size: int, *, alone: bool = False) -> str:
-    """The name of a size."""
-    return f"behind {size:,} bytes" + (", abut alone" if alone else "")
+    """Return the name of the case of a size."""
+    return f"after {size:,} bytes" + (", measured alone" if alone else "")
 
 
 def _verdicts(
     workbench: Workbench, left: str, rights: str, judged: list[Judged]
 ) -> Callable[[int], tuple[Sides, Check]]:
-    """One round judges the seam between `left` and the next bytes of `rights`."""
+    """One round decides the seam between `left` and the next bytes of `rights`."""
     tokenizer, oracle = workbench.tokenizer, workbench.oracle
 
     def prepare(number: int) -> tuple[Sides, Check]:
@@ -64,7 +64,7 @@ def _verdicts(
             a, b, joined = results[ENCODES]
             seam = results[SEAM]
             ours = [*a[: len(a) - seam.drop], *seam.ids.tolist()]
-            require_same("the tokens across a seam", "tokenizers", ours, joined)
+            require_same("tokens across a seam", "tokenizers", ours, joined)
             additive = results[ADDITIVE]
             require_same("is_additive()", "tokenizers", [additive], [a + b == joined])
             judged.append((left, right, seam.ids.tolist(), additive))
@@ -79,9 +79,9 @@ def _verdicts(
 
 
 def _alone(workbench: Workbench, row: Row, judged: dict[int, list[Judged]]) -> None:
-    """The same seams again, short and long by turns: how flat the verdicts are.
+    """Decide the same seams again, alternating short and long, to show that length does not matter.
 
-    Beside `tokenizers` it is not seen: a long encode leaves less in the caches.
+    Next to `tokenizers` this would not show, because a long encode evicts more from the caches.
     """
     tokenizer = workbench.tokenizer
     for side, judge in ((SEAM, tokenizer.seam), (ADDITIVE, tokenizer.is_additive)):
@@ -95,7 +95,7 @@ def _alone(workbench: Workbench, row: Row, judged: dict[int, list[Judged]]) -> N
                     found, known = (
                         ([found], [additive]) if isinstance(found, bool) else (found.ids, ids)
                     )
-                    require_same(case(size, alone=True), "its first verdict", found, known)
+                    require_same(case(size, alone=True), "its first result", found, known)
 
             def judging(left: str, right: str) -> Callable[[], Any]:
                 return lambda: judge(left, right)

@@ -1,4 +1,4 @@
-"""Recorded calls, joined: each prompt repeats all that was said before."""
+"""Stitching recorded calls, whose prompts repeat the whole conversation so far."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +17,7 @@ ARRAYS, LISTS = "abut, int64 arrays", "abut, Python lists"
 TRL = "TRL _chain_to_sequences, Python lists"
 CASE = "one conversation"
 FORK_THRESHOLD_TOKENS = 16
-"""TRL's limit for realigning, which no call here comes to."""
+"""TRL's limit for realigning; the calls here do not reach it."""
 
 
 def measure(workbench: Workbench) -> Row:
@@ -27,8 +27,8 @@ def measure(workbench: Workbench) -> Row:
         "stitch",
         f"stitch {calls} calls, the last of {tokens:,} tokens",
         equal="ids, mask and logprobs of the chain",
-        notes=["Half of each turn is sampled. The lists are as JSON gives them: every number is an "
-               "object of its own."],
+        notes=["Half of each turn is sampled. Python lists are like those that json.loads returns: "
+               "every number is a separate object."],
     )  # fmt: skip
     arrays = _calls(calls, tokens)
     lists = [(p.tolist(), c.tolist(), logs.tolist()) for p, c, logs in arrays]
@@ -42,7 +42,7 @@ def measure(workbench: Workbench) -> Row:
                 for name, left, right in zip(
                     ("ids", "mask", "logprobs"), ours, theirs, strict=True
                 ):
-                    require_same(f"the {name} of the chain", peer, left, right)
+                    require_same(f"{name} of the chain", peer, left, right)
 
         sides: dict[str, Callable[[], Any]] = {
             ARRAYS: lambda: stitch(arrays),
@@ -57,7 +57,7 @@ def measure(workbench: Workbench) -> Row:
 
 
 def _calls(calls: int, tokens: int) -> list[tuple[Any, Any, Any]]:
-    """`(prompt_ids, completion_ids, logprobs)` of each call."""
+    """Return `(prompt_ids, completion_ids, logprobs)` of each call."""
     ids = np.random.default_rng(7).integers(0, 150_000, tokens)
     ends = np.linspace(0, tokens, calls + 1).astype(int)
     made = []
@@ -70,7 +70,7 @@ def _calls(calls: int, tokens: int) -> list[tuple[Any, Any, Any]]:
 def _trl(
     workbench: Workbench, row: Row, lists: list[tuple[Any, Any, Any]]
 ) -> Callable[[], Any] | None:
-    """TRL's own function on its own records; None where it is missing."""
+    """Return TRL's own function on its own records; None if it is missing."""
     try:
         worker = workbench.peer("trl", "trl.experimental.async_grpo.async_rollout_worker")
         chain, record = worker._chain_to_sequences, worker.TurnRecord
@@ -78,7 +78,7 @@ def _trl(
         row.missing[TRL] = str(missing)
         return None
     except AttributeError as error:
-        row.missing[TRL] = f"this version of TRL has it no more: {error}"
+        row.missing[TRL] = f"this version of TRL does not have it: {error}"
         return None
     turns = [record(*call) for call in lists]
     return lambda: chain(turns, "0", FORK_THRESHOLD_TOKENS)

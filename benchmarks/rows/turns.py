@@ -1,4 +1,4 @@
-"""What a turn takes of the processor, and how many rollouts can be in flight."""
+"""The CPU time of a turn, and the memory of many rollouts in flight."""
 
 import dataclasses
 import json
@@ -21,20 +21,20 @@ _TURN_AT_ONCE_S, _TURN_ALONE_S, _OF_SLOWEST = 70e-6, 250e-6, 1.15
 
 
 def measure(workbench: Workbench) -> Row:
-    """Play with each kind of environment, at once and with delays; then a crowd."""
+    """Play with each kind of environment, without and with delays; then many rollouts at once."""
     scale = workbench.scale
     row = Row(
         "turns",
-        "play a turn, by the time of the processor",
-        equal="ids and masks of all rows, with synchronous and with asynchronous environments",
+        "play a turn (CPU time)",
+        equal="ids and masks of all rows of synchronous and asynchronous environments",
         notes=[
-            f"A sample of some 60 tokens, and {scale.reply_bytes:,} bytes of reply. With template, "
-            "deadlines and slots; each run in a process of its own.",
-            f"Delays are drawn from a log-normal distribution, sigma {SIGMA:g}, one for each "
-            "sample and one for each step: hardly two turns come in one moment, so each wakes "
-            "everything that it needs.",
-            "asyncio alone: as many waits, and as many ways from one loop to another and back, by "
-            "its own `run_coroutine_threadsafe`; no conversation, no deadline, no slot.",
+            f"A turn is a sample of about 60 tokens and a reply of {scale.reply_bytes:,} bytes. It "
+            "includes template, deadlines and slots. Each run has its own process.",
+            f"Delays of samples and steps are drawn from a log-normal distribution with sigma "
+            f"{SIGMA:g}. With delays a turn needs more CPU time, because few turns happen at the "
+            "same moment, so each one wakes its threads and event loops by itself.",
+            "asyncio alone: the same number of waits, and of switches between two event loops with "
+            "`run_coroutine_threadsafe`, without conversations, deadlines and slots.",
         ],
     )
     at_once = Crowd("synchronous", scale.turns_rollouts, scale.turns_turns, 0.0)
@@ -63,19 +63,19 @@ def measure(workbench: Workbench) -> Row:
 
 def _add_crowd(row: Row, crowd: Crowd, found: dict[str, Any]) -> None:
     case = _case(crowd)
-    row.add(case, {"a turn": [found["turn"]]})
+    row.add(case, {"CPU time per turn": [found["turn"]]})
     row.add(case, {"the batch": [found["seconds"]], SLOWEST: [found["slowest"]]})
     row.need_ratio(
         f"the batch ÷ {SLOWEST}, {case}", ("the batch", case), (SLOWEST, case), "at most",
         _OF_SLOWEST,
     )  # fmt: skip
     if found["memory"] is not None:
-        row.add(case, {"memory of a rollout, at most": [found["memory"]]}, unit="B")
-        row.notes.append(f"Memory is that of rollouts of {found['tokens']:,.0f} tokens.")
+        row.add(case, {"peak memory per rollout": [found["memory"]]}, unit="B")
+        row.notes.append(f"peak memory per rollout: for rollouts of {found['tokens']:,.0f} tokens.")
 
 
 def _case(crowd: Crowd) -> str:
-    delays = f"delays of {crowd.median_s:g} s" if crowd.median_s else "all at once"
+    delays = f"median delay {crowd.median_s:g} s" if crowd.median_s else "no delays"
     return f"{crowd.rollouts:,} rollouts of {crowd.turns} turns, {delays}"
 
 
@@ -89,6 +89,6 @@ def _play(workbench: Workbench, crowd: Crowd) -> dict[str, Any]:
 def _require_same_rows(found: Mapping[str, dict[str, Any]]) -> None:
     if len({found[side]["rows"] for side in OURS}) > 1:
         raise ResultsDiffer(
-            "the rows of synchronous and of asynchronous environments differ\n"
-            "hint: times of different results mean nothing; this is a defect of abut, report it"
+            "the rows of synchronous and asynchronous environments differ\n"
+            "hint: times are not compared if the results differ; this is a bug in abut, report it"
         )

@@ -24,10 +24,10 @@ def test_both_workers_play_the_same_game(qwen3: Any) -> None:
     assert sides == {
         (side, case) for side in (ABUT, TRL) for case in async_rollouts._CASES.values()
     }
-    assert "abut: 100% of the sampled tokens trained." in row.notes
-    # It writes each turn anew, as this template writes one of the past.
+    assert "abut: 100% of sampled tokens are trained." in row.notes
+    # TRL renders each turn again, as this template renders past turns.
     (theirs,) = [note for note in row.notes if note.startswith(f"{TRL}: ")]
-    assert theirs != f"{TRL}: 100% of the sampled tokens trained."
+    assert theirs != f"{TRL}: 100% of sampled tokens are trained."
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.5])

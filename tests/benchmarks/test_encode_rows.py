@@ -1,4 +1,4 @@
-"""The rows of encoding compare all ids, name tokenizers that are not there, drop who differs."""
+"""The encoding rows compare all ids, name missing tokenizers, and drop peers that differ."""
 
 import json
 import types
@@ -27,11 +27,11 @@ from tests.kit.data.tokenizers_made import word_level
 pytest.importorskip("tokenizers")
 
 FILE = ASSETS / "tokenizer.json"
-FIRST = "a text seen for the first time"
+FIRST = "text seen for the first time"
 
 
 class RanksAlone:
-    """What tiktoken does with a word, as it is told: joins the pair of the lowest rank."""
+    """Encodes a word like tiktoken: merges the pair with the lowest rank, again and again."""
 
     def __init__(self, *, name: str, pat_str: str, mergeable_ranks: Any, special_tokens: Any):
         self.pattern, self.ranks = pat_str, mergeable_ranks
@@ -64,7 +64,7 @@ def workbench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
 def with_peers(
     workbench: Workbench, monkeypatch: pytest.MonkeyPatch, **modules: types.SimpleNamespace
 ) -> None:
-    """A workbench that has these in place of the packages of their names."""
+    """Replace these peers of a workbench."""
     installed = workbench.peer
 
     def peer(name: str, module: str | None = None) -> Any:
@@ -101,10 +101,10 @@ def test_a_tokenizer_that_is_not_there_is_named_with_its_place_and_its_model(
     for _ in range(2):
         with pytest.raises(PeerMissing) as caught:
             shape.file()
-        # The page is for other machines: what the variable is on this one is nothing to it.
+        # The page is read elsewhere, so it does not have this machine's value of the variable.
         assert str(caught.value) == (
-            "there is no $ABUT_TOKENIZERS/llama3/tokenizer.json: put the one of "
-            "meta-llama/Llama-3.1-8B there"
+            "$ABUT_TOKENIZERS/llama3/tokenizer.json is missing: copy it from "
+            "meta-llama/Llama-3.1-8B"
         )
         monkeypatch.setenv("ABUT_TOKENIZERS", str(tmp_path))
     (tmp_path / "llama3").mkdir()
@@ -133,14 +133,14 @@ def test_each_shape_that_is_there_is_measured_and_each_other_one_is_missing(
 def test_a_pattern_on_another_vocabulary_is_encoded_by_the_fast_encoder(tmp_path: Path) -> None:
     for shape in SHAPES:
         if shape.pattern is None:
-            with pytest.raises(PeerMissing, match="no pattern cuts the words of"):
+            with pytest.raises(PeerMissing, match="does not split words with a pattern"):
                 shape.on_vocabulary_of(FILE, tmp_path)
             continue
         tokenizer = Tokenizer.from_file(shape.on_vocabulary_of(FILE, tmp_path))
         assert tokenizer.profile()["encoder"] == "fast", shape.name
     words = tmp_path / "tokenizer.json"
     words.write_text(word_level(vocab="abc"))
-    with pytest.raises(PeerMissing, match="has no vocabulary of bytes"):
+    with pytest.raises(PeerMissing, match="is not a byte-level BPE tokenizer"):
         SHAPES[0].on_vocabulary_of(words, tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_a_pattern_on_another_vocabulary_is_encoded_by_the_fast_encoder(tmp_path
 
 
 def test_ranks_are_those_of_the_file(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Joined by rank alone, they give the tokens of the merges."""
+    """Merging by rank alone gives the same tokens as the merges."""
     with_peers(workbench, monkeypatch, tiktoken=types.SimpleNamespace(Encoding=RanksAlone))
     sides, missing = encoders.peers_of(workbench, FILE, workbench.tokenizer)
     assert missing == {GIGATOKEN: "not in this test"}
@@ -161,11 +161,11 @@ def test_ranks_are_those_of_the_file(workbench: Workbench, monkeypatch: pytest.M
     [
         (
             lambda source: source["model"]["merges"].reverse(),
-            "its vocabularies are in the order of merges; this one is not",
+            "tiktoken needs ids in the order of merges, and these are not",
         ),
         (
             lambda source: source.update(pre_tokenizer=None),
-            "it cuts words by one pattern and merges bytes; this one does not",
+            "tiktoken needs a byte-level tokenizer with one pattern, and this one is different",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_file_that_gigatoken_cannot_read_is_its_reason(
 
     with_peers(workbench, monkeypatch, gigatoken=types.SimpleNamespace(Tokenizer=refuse))
     _, missing = encoders.peers_of(workbench, FILE, workbench.tokenizer)
-    assert missing[GIGATOKEN] == "it cannot read this one: no such pattern"
+    assert missing[GIGATOKEN] == "gigatoken cannot read this tokenizer: no such pattern"
 
 
 def test_gigatoken_is_required_to_be_no_faster_in_any_case(
@@ -201,8 +201,8 @@ def test_gigatoken_is_required_to_be_no_faster_in_any_case(
     cases = {figure.case for figure in row.figures}
     assert len(cases) == 4 * 4, "those of the tokenizer and of three patterns"
     assert needs.items() >= {f"{GIGATOKEN} ÷ {ABUT}, {case}": 1 for case in cases}.items()
-    (told,) = [note for note in row.notes if note.startswith(f"Beside {GIGATOKEN}")]
-    assert " of 16 cases; slower: " in told
+    (told,) = [note for note in row.notes if note.startswith(f"abut is faster than {GIGATOKEN}")]
+    assert " of 16 cases" in told
 
 
 def test_a_peer_whose_tokens_differ_has_no_times_and_the_others_have(
@@ -218,7 +218,7 @@ def test_a_peer_whose_tokens_differ_has_no_times_and_the_others_have(
     with_peers(workbench, monkeypatch, gigatoken=gigatoken_that(spoil))
     row = encode.measure(workbench)
     assert row.missing[GIGATOKEN].startswith(
-        "the tokens of mixed text: abut and gigatoken encode differ, first at "
+        "tokens of mixed text: abut and gigatoken encode differ, first at index "
     )
     assert GIGATOKEN not in {figure.side for figure in row.figures}
     assert {ABUT, TOKENIZERS} <= {figure.side for figure in row.figures}
@@ -231,7 +231,10 @@ def test_what_was_won_and_lost_is_told() -> None:
         row.add(case, {ABUT: [ours], GIGATOKEN: [2.0]})
     encode._tell(row, GIGATOKEN, ["a", "b", "c"])
     encode._tell(row, TIKTOKEN, ["a", "b"])
-    assert row.notes == [f"Beside {GIGATOKEN} abut is faster in 1 of 2 cases; slower: b."]
+    assert row.notes == [f"abut is faster than {GIGATOKEN} in 1 of 2 cases; it is slower in: b."]
+    row.notes.clear()
+    encode._tell(row, GIGATOKEN, ["a"])
+    assert row.notes == [f"abut is faster than {GIGATOKEN} in 1 of 1 cases."]
 
 
 # ---- kinds of text
@@ -252,7 +255,7 @@ def test_the_slowest_kind_must_not_be_a_fifth_slower() -> None:
     for case in (encode_kinds.FIRST, encode_kinds.AGAIN):
         encode_kinds._require_of_slowest(row, case)
     (need,) = row.needs
-    assert need.what.endswith(f"the lowest of all kinds: {KINDS[1]}, again")
+    assert need.what.endswith(f"slowest kind ({KINDS[1]}, again)")
     assert not need.met
 
 

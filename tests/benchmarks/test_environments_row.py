@@ -1,4 +1,4 @@
-"""The row `environments` plays the same in three places, and compares before it counts anything."""
+"""The row `environments` plays the same rollouts on all sides, and compares them first."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_a_side_that_is_not_installed_is_said(workbench: Workbench, monkeypatch:
     assert row.missing == {RAY: "pip could not"}
     assert {figure.side for figure in row.figures} == {THREADS, OPENENV}
     assert row.median(THREADS, "4 at once, turns per second") == 2.0
-    assert row.median(THREADS, "one alone, the clock") == 0.5
+    assert row.median(THREADS, "one by itself, wall time per turn") == 0.5
     assert {f.unit for f in row.figures if f.case in (HOSTS, MEMORY)} == {"B"}
 
 
@@ -82,14 +82,14 @@ def test_what_a_system_does_not_say_is_no_figure(workbench: Workbench, monkeypat
     cases = {figure.case for figure in row.figures}
     assert START in cases
     assert not {case for case in cases if case in (HOSTS, MEMORY) or "all processes" in case}
-    assert "this system has no /proc/PID/smaps_rollup" in row.notes[-1]
+    assert "there is no /proc/PID/smaps_rollup" in row.notes[-1]
 
 
 @LINUX
 def test_the_tree_has_what_a_descendant_takes() -> None:
     """A grandchild holds 32 MB and has worked for 0.6 seconds; once it has ended, neither counts.
 
-    The tree starts at the child: other tests leave processes to this one, which grow as they like.
+    The tree starts at the child, because other tests can leave processes here, and they may grow.
     """
     held = (
         "import sys, time; held = b'1' * 2**25\n"

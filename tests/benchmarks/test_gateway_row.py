@@ -1,4 +1,4 @@
-"""The row `gateway` compares what all sides understood before it counts anything."""
+"""The row `gateway` compares the prompts and bytes of all sides before their times."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 
 class Answering:
-    """A server that answers at once, and says that it took ten seconds, and one for each more."""
+    """A server whose first answer takes ten seconds of CPU time, and each later one a second."""
 
     url = "http://there/v1"
 
@@ -68,9 +68,9 @@ def test_all_sides_get_the_same_bytes_and_the_first_call_is_not_counted() -> Non
 
 
 def test_another_prompt_or_other_bytes_fail_the_row() -> None:
-    with pytest.raises(ResultsDiffer, match=r"the prompt of 2 tokens: abut and .* differ"):
+    with pytest.raises(ResultsDiffer, match=r"prompt of 2 tokens: abut and .* differ"):
         asked(rendered=[1, 3])
-    with pytest.raises(ResultsDiffer, match="other bytes came through it than were sent"):
+    with pytest.raises(ResultsDiffer, match="the forwarded bytes differ from the bytes sent"):
         asked(rendered=[1, 2], digest="other")
 
 
@@ -80,8 +80,8 @@ def test_what_is_required_is_a_time_and_a_growth() -> None:
         row.add(gateway.case(length), {gateway.ABUT: [ours], gateway.PARSES: [parsed]})
     gateway._require(row, (1_000, 30_000, 120_000))
     assert {need.what: (need.value, need.bound) for need in row.needs} == {
-        "abut to 30,000 tokens": (2.0, 1e-3),
-        "abut's growth from 1,000 to 120,000 tokens ÷ that of the JSON parsed alone": (1.6, 1.5),
+        "abut, after 30,000 tokens": (2.0, 1e-3),
+        f"growth from 1,000 to 120,000 tokens: abut ÷ {gateway.PARSES}": (1.6, 1.5),
     }
 
 

@@ -1,8 +1,8 @@
-"""The row `rollouts`, and one module for each way of playing whole rollouts that it measures.
+"""The row `rollouts`, and one module for each measured way to play whole rollouts.
 
-All of a rollout is measured but the model, which is a script, and the environment, which is one.
-abut plays them as its engine does, with threads and an event loop; the peers one after the other,
-or in lock-step, as theirs do. All hand over lists, as a trainer takes them.
+A whole rollout is measured, except for the model and the environment, which are scripts. abut plays
+rollouts with its engine, which uses threads and an event loop; the peers play them one after the
+other or in lock-step, as their own code does. All return lists, which trainers take.
 """
 
 import functools
@@ -25,30 +25,30 @@ from benchmarks.workbench import Workbench
 
 TOOLS, USERS = "replies as tool messages, calls parsed", "replies as user turns"
 WARM_UP_ROLLOUTS = 2
-"""The warm-up is for what a side leaves until its first call: a full one takes the slowest peer
-minutes."""
+"""A warm-up only has to trigger what a side does on its first call; a full one would take the
+slowest peer minutes."""
 
 
 def measure(workbench: Workbench) -> Row:
-    """Play the same rollouts in every way."""
+    """Play the same rollouts on all sides."""
     scale = workbench.scale
     row = Row(
         "rollouts",
         f"assemble {scale.rollouts} rollouts of {scale.turns} turns",
         equal="prompt, completion, mask and logprobs of every rollout",
         notes=[
-            f"Each turn samples about 300 tokens and gets {scale.reply_bytes:,} bytes of reply, "
-            "all of them different. The sampler answers at once, by a script.",
-            "trl-env leaves out the newline that the template writes behind a sampled "
-            "`<|im_end|>`; those of abut are taken out before the two are compared.",
-            "trl-env is made for Python 3.12: below, a stand-in takes the place of its module "
-            "`trl_env.environment`, which holds type aliases alone, in the syntax of 3.12.",
-            "trl-env plays one rollout after the other on one thread, and so does the plain loop "
-            "beside it: no deadlines, no retries, nothing at once. abut's engine has all of these: "
-            "that is the difference between the two lines of abut.",
-            "The last line of abut is that loop without decoding and parsing what was sampled: the "
-            "reply as parts, append, request, append_sampled, and the columns as lists. trl-env's "
-            "time over this line's is the most that can be reached against it.",
+            f"Each turn samples about 300 tokens and receives a reply of {scale.reply_bytes:,} "
+            "bytes; all of them differ. The sampler is a script that answers immediately.",
+            "trl-env leaves out the newline that the template writes after a sampled "
+            "`<|im_end|>`. These newlines are removed from abut's rollouts before the comparison.",
+            "trl-env requires Python 3.12. On older versions, a stub replaces its module "
+            "`trl_env.environment`, which has only type aliases in the syntax of 3.12.",
+            f"trl-env plays one rollout after the other on one thread, and so does “{LOOP}”, "
+            "without deadlines, retries or concurrency. abut's engine has all three, which is the "
+            "difference between the two.",
+            f"“{FLOOR}” neither decodes nor parses samples: it only appends replies, requests "
+            "prompts, appends samples and converts the columns to lists. abut cannot be faster "
+            "than this.",
         ],
     )
     measure_case(workbench, row, TOOLS, TRL, make_trl_play, {"abut": play_with_tools})
@@ -69,16 +69,16 @@ def measure_case(
     *,
     delays: Callable[[int, int], NDArray[np.float64]] | None = None,
 ) -> None:
-    """Time one peer and ours on the same rollouts.
+    """Time one peer and abut on the same rollouts.
 
     Args:
-        workbench: how many rollouts.
-        row: gets the figures.
-        case: the name of what is compared.
-        peer: its name.
-        make_play: makes what plays a script in the peer's way.
-        ours: what plays it in ours, by name.
-        delays: for the number of a round and of its rollouts, the delays.
+        workbench: has the number of rollouts.
+        row: receives the figures.
+        case: the name of the case.
+        peer: the name of the peer.
+        make_play: returns the function that plays a script with the peer.
+        ours: the functions that play it with abut, by side.
+        delays: returns the delays for the number of a round and of its rollouts.
     """
     try:
         theirs = make_play(workbench)
@@ -100,7 +100,7 @@ def measure_case(
         plays = ours if theirs is None else {**ours, peer: theirs}
         return {name: functools.partial(play, script) for name, play in plays.items()}, check
 
-    # Threads, messages and futures are garbage by design: collecting them is part of the work.
+    # Threads, messages and futures become garbage by design: collecting it is part of the work.
     row.add(case, interleave(prepare, workbench.scale.rollout_rounds, collect=True))
 
 
@@ -108,8 +108,8 @@ def _compare(peer: str, ours: Lists, theirs: Lists, workbench: Workbench) -> Non
     for index, ids in enumerate(ours["completion_ids"]):
         kept = np.ones(len(ids), dtype=bool)
         if peer == TRL_ENV:
-            # It goes on with the next message directly behind what was sampled, where the template
-            # writes a newline: the first token of each of abut's replies.
+            # trl-env continues with the next message directly after the sample, and the template
+            # writes a newline there, which is the first token of each of abut's replies.
             mask = np.asarray(ours["env_mask"][index])
             kept[np.flatnonzero((mask[:-1] == 1) & (mask[1:] == 0)) + 1] = False
             newline = workbench.tokenizer.encode("\n")

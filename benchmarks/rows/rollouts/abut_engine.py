@@ -1,4 +1,4 @@
-"""abut's engine: all rollouts at once, with everything that a training run has of it."""
+"""abut's engine: all rollouts at once, with everything that a training run uses."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ def _play(script: Script, env: type[ScriptEnv], messages: list[Message]) -> List
             max_turns=workbench.scale.turns,
             max_completion_tokens=WITHOUT_LIMIT,
             on_failure="raise",
-            # No limit in the way of environments that sleep.
+            # Do not limit environments that sleep.
             max_env_steps=64 if script.delays is None else len(script.sampled),
         ),
     )
@@ -45,10 +45,10 @@ def _play(script: Script, env: type[ScriptEnv], messages: list[Message]) -> List
 
 
 class _Sampler:
-    """Says what the script says.
+    """Samples from the script.
 
-    Not `ScriptedSampler`: that makes the arrays of each sample from lists, token by token, and
-    a server's replies come as arrays already, read by Rust.
+    `ScriptedSampler` would make the arrays of each sample from lists, token by token, but a
+    server's replies are arrays already, parsed by Rust.
     """
 
     def __init__(self, script: Script) -> None:

@@ -1,4 +1,4 @@
-"""The environments of the script, for the sides that play with environments."""
+"""The environments of a script, for the sides that play with environments."""
 
 from abut.messages import Message
 from benchmarks.measured_conversation import tool_reply
@@ -6,7 +6,7 @@ from benchmarks.rows.rollouts.script import Script
 
 
 class ScriptEnv:
-    """Answers by the script; its seed is the number of the rollout."""
+    """Answers from the script; its seed is the number of the rollout."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -15,12 +15,12 @@ class ScriptEnv:
 
     def reset(self, seed: str) -> tuple["ScriptEnv", str | list[Message]]:
         """Begin the rollout that the seed names."""
-        # Anew each time: trl-env plays all its rollouts, one after the other, in one environment.
+        # Reset everything: trl-env plays all its rollouts one after the other in one environment.
         self._index, self._turn, self.alive = int(seed), 0, True
         return self, self._script.answer(self._index, 0)
 
     def step(self, action: str) -> tuple["ScriptEnv", str | list[Message]]:
-        """Answer what the policy said."""
+        """Answer the policy's action."""
         self._turn += 1
         self.alive = self._turn < self._script.workbench.scale.turns
         return self, self._answer(action)

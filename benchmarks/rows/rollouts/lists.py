@@ -1,6 +1,6 @@
-"""What every side hands over: for each of TRL's columns one list per rollout.
+"""The result of every side: for each of TRL's columns one list per rollout.
 
-Making them is part of the time: a trainer takes lists, and not every peer has arrays before.
+Making the lists is timed, because a trainer takes lists, and not every peer has arrays first.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,6 @@ Lists: TypeAlias = dict[str, list[list[Any]]]
 
 
 def as_lists(rollouts: Sequence[Columns | None]) -> Lists:
-    """The columns of abut's rollouts; None, of a rollout that failed, is an error."""
+    """Return the columns of abut's rollouts as lists; a failed rollout (None) is an error."""
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
     return {name: [getattr(columns, name).tolist() for columns in rollouts] for name in names}

@@ -1,6 +1,6 @@
 """A plain loop around a trajectory: the same conversations, one after the other on one thread.
 
-It shows what the engine costs over the work itself, and how little the work could be.
+It shows the overhead of the engine, and the shortest possible time.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,22 +18,22 @@ from benchmarks.rows.rollouts.script import SYSTEM, Script
 from benchmarks.workbench import Workbench
 
 LOOP = "abut, a plain loop around Trajectory"
-FLOOR = "abut, that loop without reading samples"
+FLOOR = "abut, the plain loop without decoding samples"
 
 
 def play_in_a_loop(script: Script) -> Lists:
-    """The same as `play_with_users`, one rollout after the other."""
+    """Play like `play_with_users`, but one rollout after the other."""
     return _play(script, _with_reading)
 
 
 def play_without_reading(script: Script) -> Lists:
-    """What no loop around a trajectory can do without."""
+    """Do only what every loop around a trajectory has to do."""
     return _play(script, _without_reading)
 
 
 Rollout: TypeAlias = Callable[[Workbench, Sequence[NDArray[np.int64]], Sequence[str]], Columns]
-"""Plays one rollout: gets the ids of each turn, and what opens the conversation, then the reply to
-each turn. The last reply is written and never asked about."""
+"""Plays one rollout: receives the ids of each turn, the opening of the conversation, and the reply
+to each turn. The last reply is appended, and no sample follows it."""
 
 
 def _play(script: Script, rollout: Rollout) -> Lists:
@@ -44,7 +44,7 @@ def _play(script: Script, rollout: Rollout) -> Lists:
 def _with_reading(
     workbench: Workbench, sampled: Sequence[NDArray[np.int64]], replies: Sequence[str]
 ) -> Columns:
-    """Decode and parse what was sampled, as an engine has to for the environment."""
+    """Decode and parse samples, as an engine has to for the environment."""
     conversation = Conversation(workbench.tokenizer, workbench.processor)
     conversation.open(_prompt(replies[0]))
     for ids, reply in zip(sampled, replies[1:], strict=True):
@@ -57,7 +57,7 @@ def _with_reading(
 def _without_reading(
     workbench: Workbench, sampled: Sequence[NDArray[np.int64]], replies: Sequence[str]
 ) -> Columns:
-    """The bare trajectory."""
+    """Use only the trajectory."""
     processor, trajectory = workbench.processor, Trajectory(workbench.tokenizer)
     parts = processor.opening(_prompt(replies[0]))
     for ids, reply in zip(sampled, replies[1:], strict=True):

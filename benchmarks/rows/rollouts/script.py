@@ -1,6 +1,6 @@
-"""What is said in rollouts, fixed beforehand, so that every way of playing them has the same work.
+"""The texts of rollouts, fixed in advance, so that all sides have the same work.
 
-Invariant: no text comes twice in a script, so that no cache knows one.
+Invariant: all texts of a script differ, so that caches do not help.
 """
 
 import json
@@ -17,32 +17,32 @@ from benchmarks.texts import Replies
 from benchmarks.workbench import Workbench
 
 SYSTEM = "You look for where the time goes."
-"""The system prompt, where replies are user turns."""
+"""The system prompt, if replies are user turns."""
 WITHOUT_LIMIT = 10**9
-"""For every limit on tokens that a side asks for: the script's end is what ends a rollout."""
+"""The value of every token limit of a side, because a rollout ends with the script."""
 
 
 @dataclass
 class Script:
-    """What is sampled and what is answered in each turn of each rollout."""
+    """The samples and replies of each turn of each rollout."""
 
     sampled: list[list[NDArray[np.int64]]]
     sampled_lists: list[list[list[int]]]
-    """The same, as the samplers of the peers give it: converting is no part of their time."""
+    """The samples as the peers' samplers return them, so that converting them is not timed."""
     replies: list[list[str]]
-    """The first is what the environment begins with."""
+    """The replies of each rollout; the first is the environment's opening."""
     workbench: Workbench
     delays: NDArray[np.float64] | None = None
-    """`(2, rollouts, turns)` seconds that samples and steps take; None: they answer at once."""
+    """`(2, rollouts, turns)` seconds of samples and steps; None: no delays."""
 
     @classmethod
     def of(cls, workbench: Workbench, seed: int, rollouts: int) -> "Script":
-        """Write one; other texts for every seed."""
+        """Write a script; each seed has different texts."""
         turns, size = workbench.scale.turns, workbench.scale.reply_bytes
         texts = iter(Replies(seed, size).take(rollouts * (2 * turns + 1)))
         sampled = []
         for index in range(rollouts):
-            # A call at the end of the policy's text names what the tool is to answer.
+            # The call at the end of the policy's text names the tool's answer.
             calls = [
                 json.dumps({"name": "search", "arguments": {"query": f"{index}-{turn + 1}"}})
                 for turn in range(turns)
@@ -55,20 +55,20 @@ class Script:
         return cls(sampled, lists, replies, workbench)
 
     def search(self, query: str) -> str:
-        """What the tool `search` answers to the query of a sampled call."""
+        """Return the answer of the tool `search` to the query of a sampled call."""
         index, turn = map(int, query.split("-"))
         return self.answer(index, turn)
 
     def answer(self, index: int, turn: int) -> str:
-        """What the environment says to an action; turns are counted from 1, 0 is its opening."""
+        """Return the reply to an action; turns are counted from 1, and 0 is the opening."""
         if self.delays is not None and turn:
             time.sleep(self.delays[1, index, turn - 1])
         return self.replies[index][turn]
 
     def sample_s(self, turn: int, index: int | slice = slice(None)) -> float:
-        """How long a sample takes, or the slowest of all that are sampled together."""
+        """Return the delay of a sample, or of the slowest of several sampled together."""
         return 0.0 if self.delays is None else float(np.max(self.delays[0, index, turn]))
 
 
 Play: TypeAlias = Callable[[Script], Lists]
-"""Plays all rollouts of a script in one way: what is timed."""
+"""Plays all rollouts of a script with one side: the timed call."""

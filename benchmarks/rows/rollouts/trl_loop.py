@@ -1,4 +1,4 @@
-"""TRL's loop over tool calls: all rollouts in lock-step, a turn of all before the next of any."""
+"""TRL's loop over tool calls: all rollouts in lock-step, turn by turn."""
 
 import time
 from types import SimpleNamespace
@@ -15,10 +15,10 @@ TRL = "TRL _tool_call_loop"
 
 
 def make_trl_play(workbench: Workbench) -> Play:
-    """TRL's loop over tool calls; the first turn as its `_generate` makes it.
+    """Return TRL's loop over tool calls; the first turn is made as in its `_generate`.
 
     Raises:
-        PeerMissing: TRL is not installed, or does not know how this template writes tool calls.
+        PeerMissing: TRL is not installed, or cannot parse the tool calls of this template.
     """
     trainer = trainer_stub(workbench)
     templates = workbench.peer("trl", "trl.chat_template_utils")
