@@ -248,18 +248,25 @@ def last_user_text(messages: Iterable[Mapping[str, Any]]) -> str:
 _MOST_LEVELS = 300
 
 
-def json_copy(value: Any, levels: int = _MOST_LEVELS) -> Any:
+def json_copy(value: Any, levels: int = _MOST_LEVELS, *, deeper: str | None = None) -> Any:
     """Return a copy in JSON values and images; what JSON cannot hold, a NaN say, as text.
+
+    Args:
+        value: to copy.
+        levels: how deep it may be nested.
+        deeper: stands for what is nested deeper. None: an error.
 
     Raises:
         RecursionError: the value is nested deeper than `levels`, or contains itself.
     """
     if not levels:
+        if deeper is not None:
+            return deeper
         raise RecursionError("the value is nested too deeply, or contains itself")
     if isinstance(value, Mapping):
-        return {str(key): json_copy(item, levels - 1) for key, item in value.items()}
+        return {str(k): json_copy(item, levels - 1, deeper=deeper) for k, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_copy(item, levels - 1) for item in value]
+        return [json_copy(item, levels - 1, deeper=deeper) for item in value]
     if value is None or isinstance(value, str | int | Image):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

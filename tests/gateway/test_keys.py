@@ -1,12 +1,14 @@
 """Keys: no byte of a body is read before one opens something, and an agent's own rewards nobody."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from abut.gateway.server import app, connections
 from abut.gateway.server.gateway import Gateway
+from abut.records import read_records
 from tests.kit.clients.raw_http import RawClient
 from tests.kit.stage.agents import LOOKUP, a_call, ask, post, says, serving, user
 from tests.kit.stage.rollouts import Stage
@@ -171,9 +173,14 @@ def test_the_run_s_key_gets_the_key_that_opens_one_rollout_alone(gateway: Gatewa
     assert (status, answer["error"]["code"]) == (400, "unknown_rollout")
 
 
-DEEP: Any = "x"
-for _ in range(300):
-    DEEP = [DEEP]
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+DEEP = nested(300)
 
 
 def test_what_is_odd_gets_a_400_and_never_a_500(gateway: Gateway) -> None:
@@ -206,7 +213,7 @@ def test_what_is_odd_gets_a_400_and_never_a_500(gateway: Gateway) -> None:
 def test_calls_that_are_nested_deeply_come_back_as_the_policy_wrote_them(
     stage: Stage, hf_tokenizer: Any
 ) -> None:
-    with serving(says(stage, a_call(a=DEEP), "done"), hf_tokenizer) as gateway:
+    with serving(says(stage, a_call(a=nested(198)), "done"), hf_tokenizer) as gateway:
         said = [user("go")]
         message, _ = ask(gateway, said, "a", tools=[LOOKUP])
         said += [
@@ -215,3 +222,15 @@ def test_calls_that_are_nested_deeply_come_back_as_the_policy_wrote_them(
         ]
         ask(gateway, said, "a", tools=[LOOKUP])
         assert gateway.end("a").branches == []
+
+
+def test_tools_that_are_nested_deeply_are_recorded_in_part(
+    stage: Stage, hf_tokenizer: Any, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": nested(310)}}}
+    with serving(says(stage), hf_tokenizer, recorder=tmp_path / "r.jsonl") as gateway:
+        ask(gateway, [user("go")], "a", tools=[tool])
+        gateway.end("a")
+    (record,) = read_records(tmp_path / "r.jsonl")
+    assert record["tools"][0]["function"]["name"] == "f"
+    assert "nested this deeply" in str(record["tools"])

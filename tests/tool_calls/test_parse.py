@@ -300,6 +300,8 @@ HERMES = [
      "character 12: not JSON: Expecting property name enclosed in double quotes"),
     ('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
      "character 11: not JSON: it is nested too deeply"),
+    ('{"name": "f", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}",
+     "character 0: the arguments are nested too deeply"),
     ('{"name": "f"} then', "character 25: expected </tool_call>"),
 ]  # fmt: skip
 

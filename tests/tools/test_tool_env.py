@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from abut.errors import EnvError
 from abut.rollout.rollout import Rollout
 from abut.template.processor import ChatTemplateProcessor
 from tests.kit.data.templates import NAMES
+from tests.kit.stage.agents import a_call, says
 from tests.kit.stage.rollouts import (
     LIMIT_S,
     Played,
@@ -397,6 +399,36 @@ def test_a_tool_may_say_that_the_environment_failed(play: Any) -> None:
 
 
 BROKEN = '<tool_call>\n{"name": "say", "arguments": {"text": }}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("levels", "told"), [(150, "ok"), (250, "deeply"), (450, "deeply"), (900, "deeply")]
+)
+def test_arguments_however_deep_fail_neither_the_rollout_nor_its_record(
+    stage: Stage, hf_tokenizer: Any, tmp_path: Path, levels: int, told: str
+) -> None:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+
+    def take(value: list[Any]) -> str:
+        """Take a value.
+
+        Args:
+            value: Anything.
+        """
+        return "ok"
+
+    (rollout,) = abut.play(
+        abut.tool_env([take]),
+        [{"prompt": "Go."}],
+        sampler=says(stage, a_call("take", value=value), "done"),
+        tokenizer=hf_tokenizer,
+        config=abut.RolloutConfig(max_completion_tokens=9000),
+        recorder=tmp_path / "r.jsonl",
+    )
+    assert rollout.error is None
+    assert told in rollout.messages[2]["content"]
 
 
 def test_a_malformed_call_is_fed_back(play: Any) -> None:

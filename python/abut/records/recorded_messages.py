@@ -85,12 +85,15 @@ def _spoken(turn: TurnRecord, messages: Sequence[Message]) -> str | None:
 
 _ROLE_AND_TEXT = {"role", "content"}
 
+# An agent may send its gateway anything, and a record that cannot be written ends the training.
+_TOO_DEEP = "abut does not record what is nested this deeply"
+
 
 def portable(message: Message) -> dict[str, Any]:
     """Return a message as three texts, so that all messages have one type in Parquet."""
     if message.keys() == _ROLE_AND_TEXT and isinstance(message["content"], str):
         return {**message, "extra": None}
-    rest = json_copy(message)
+    rest = json_copy(message, deeper=_TOO_DEEP)
     role, content = rest.pop("role", None), rest.get("content")
     if isinstance(content, str):
         del rest["content"]
@@ -106,7 +109,7 @@ def json_of(value: Any, *, sort_keys: bool = False) -> str:
 
     It is in ASCII, so that half a surrogate pair survives.
     """
-    copied = json_copy(value)
+    copied = json_copy(value, deeper=_TOO_DEEP)
     return json.dumps(copied, allow_nan=False, default=_hash_of, sort_keys=sort_keys)
 
 

@@ -63,6 +63,10 @@ class ParsedCalls:
 
 Parse: TypeAlias = Callable[[str], ParsedCalls]
 
+# Templates, copies and records handle so many. Because Python stops at 1000 nested calls, some of
+# them fail at 300 levels, and others at 500.
+_MOST_LEVELS = 200
+
 
 def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
     """Separate the calls that were found in a string from the text around them."""
@@ -75,12 +79,25 @@ def parsed(text: str, found: Iterable[Found]) -> ParsedCalls:
             around.append(text[free:start])
         free = end
         for result in results:
+            if isinstance(result, ToolCall) and is_deep(result.arguments):
+                result = Wrong(start, "the arguments are nested too deeply")
             if isinstance(result, Wrong):
                 malformed.append(MalformedCall(start, end, str(result), text[start:end]))
             else:
                 calls.append(result)
     content = "".join([*around, text[free:]]).strip() if free else text
     return ParsedCalls(content, tuple(calls), tuple(malformed))
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether a JSON value is nested deeper than a call's arguments may be."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        dicts = [item for one in level if isinstance(one, dict) for item in one.values()]
+        lists = [item for one in level if isinstance(one, list) for item in one]
+        if not (level := dicts + lists):
+            return False
+    return True
 
 
 def parsed_as_sampled(parse: Parse, text: str) -> ParsedCalls:

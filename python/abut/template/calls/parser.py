@@ -27,7 +27,15 @@ from abut.template.calls.written import (
 from abut.template.rendering import schema_of
 from abut.template.thinking import Render, ThinkingFormat
 from abut.tool_calls.parse import READERS, SYNTAXES, ReadCalls
-from abut.tool_calls.parsed import Found, MalformedCall, Parse, ParsedCalls, ToolCall, parsed
+from abut.tool_calls.parsed import (
+    Found,
+    MalformedCall,
+    Parse,
+    ParsedCalls,
+    ToolCall,
+    is_deep,
+    parsed,
+)
 from abut.tool_calls.reader import CallReader
 from abut.tool_calls.schemas import Schemas, parameter_schemas
 from abut.tool_calls.syntax import CallSyntax
@@ -132,6 +140,8 @@ def transformers_parser(hf_tokenizer: Any, tools: Sequence[Any], stop: str) -> P
             for call in calls:
                 if not isinstance(call.name, str) or not isinstance(call.arguments, dict):
                     raise TypeError(f"{call.name!r} is called with {call.arguments!r}")
+                if is_deep(call.arguments):
+                    raise ValueError("the arguments are nested too deeply")
         except Exception as error:  # regexes and transforms of the tokenizer can raise anything
             reason = f"parse_response: {type(error).__name__}: {error}"
             return ParsedCalls("", (), (MalformedCall(0, len(text), reason, text),))
