@@ -62,6 +62,17 @@ def hang() -> None:
     time.sleep(1000)
 
 
+def dig(levels: int) -> None:
+    """Make a folder so deep that no path can name its end, beside one that nobody may read."""
+    at = os.open(".", os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=at)
+        at, above = os.open("d", os.O_RDONLY, dir_fd=at), at
+        os.close(above)
+    os.makedirs("closed/inside")
+    os.chmod("closed", 0)
+
+
 def show() -> None:
     files = sorted(os.listdir("."))
     event(args=sys.argv[1:], cwd=os.getcwd(), files=files, environ=dict(os.environ))

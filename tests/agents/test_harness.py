@@ -17,7 +17,7 @@ import pytest
 
 from abut import AgentResult
 from abut.agents import ClaudeCode, Codex, HarnessResult
-from abut.agents.harness_process import HarnessProcess, Kept, Redactor
+from abut.agents.harness_process import HarnessProcess, Kept, Redactor, delete_folder
 from abut.errors import EnvError, MissingExtraError
 from abut.rollout.rollout import StopReason
 from tests.kit.stage.agents import check_tree, harness_time_is_over, play_agents
@@ -26,6 +26,7 @@ from tests.kit.stage.rollouts import LIMIT_S, Played, Stage, eventually
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="harnesses need process groups")
 
 SCRIPT = Path(__file__).with_name("scripted_harness.py")
+ROOT = Path(__file__).parents[2]
 ON_LINUX = sys.platform.startswith("linux")
 
 
@@ -263,6 +264,41 @@ def test_what_it_leaves_behind_ends_with_it(
     assert play(stage, harness).one.error is None
     assert len(reward.pids) == 2 + bool(ends)
     assert not any(map(is_alive, reward.pids))
+
+
+def test_a_folder_is_deleted_however_deep_it_is(stage: Stage, program: str) -> None:
+    reward = Scored()
+    rollout = play(stage, ClaudeCode("ask(); dig(3000)", reward, program=program)).one
+    assert rollout.error is None
+    assert not reward.one.cwd.parent.exists()
+
+
+def test_deleting_a_deep_folder_opens_few_files(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, resource, sys; from abut.agents.harness_process import delete_folder;"
+        "from tests.agents.scripted_harness import dig; top = pathlib.Path(sys.argv[1], 'top');"
+        "top.mkdir(); os.chdir(top); dig(3000); os.chdir('/');"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); assert delete_folder(top)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=ROOT)
+
+
+def test_a_link_is_deleted_and_not_the_folder_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("1")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "inside").symlink_to(tmp_path / "mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert delete_folder(tmp_path / "given")
+    assert delete_folder(tmp_path / "link")
+    assert (tmp_path / "mine" / "file").read_text() == "1"
+
+
+def test_output_that_is_nested_deeply_is_no_answer(stage: Stage, program: str) -> None:
+    reward = Scored()
+    says = "ask(); event(type='result', result='Done.'); print('[' * 99999 + ']' * 99999)"
+    rollout = play(stage, ClaudeCode(says, reward, program=program)).one
+    assert (rollout.error, reward.one.answer) == (None, "Done.")
 
 
 def test_a_flood_of_output_is_kept_in_part(stage: Stage, program: str) -> None:

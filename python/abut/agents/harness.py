@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from abut.agents.clients import KNOWN_MODELS
-from abut.agents.harness_process import HarnessProcess
+from abut.agents.harness_process import HarnessProcess, delete_folder
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.foreign import call_anywhere
@@ -233,7 +233,7 @@ class Harness(ABC):
         for line in reversed(transcript.splitlines()):
             try:
                 event = json.loads(line)
-            except ValueError:  # a warning, or a line that was left out in part
+            except (ValueError, RecursionError):  # a warning, or a line that was left out in part
                 continue
             if isinstance(event, Mapping) and (answer := self._answer(event)) is not None:
                 return answer
@@ -363,6 +363,5 @@ async def _called(function: Callable[..., Any], task: RolloutTask, *args: Any) -
 
 
 def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # a container may have written as another user
-    if folder.exists():
+    if not delete_folder(folder):  # a container may have written as another user
         logger.warning("the folder of a harness could not be deleted: %s", folder)

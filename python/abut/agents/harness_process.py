@@ -244,6 +244,19 @@ class HarnessProcess:
             process.wait(_END_S)
 
 
+def delete_folder(folder: Path) -> bool:
+    """Delete a folder that the policy has written to; return whether it is gone.
+
+    `shutil.rmtree` recurses and holds a file open for each level, so a folder of 3000 levels would
+    make it fail, and use up the open files of this process meanwhile. `rm` takes any depth.
+    """
+    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        if os.path.lexists(folder):
+            with suppress(OSError):
+                subprocess.run([*command, "--", str(folder)], capture_output=True, check=False)
+    return not os.path.lexists(folder)
+
+
 def _marked(mark: str) -> list[int]:
     """Return the live processes with this mark in their environment; empty outside Linux.
 

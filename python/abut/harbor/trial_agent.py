@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import os
-import shutil
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from abut.agents.dataset_agent import (
     json_dataset,
     row_text,
 )
+from abut.agents.harness_process import delete_folder
 from abut.agents.protocol import AgentResult, Endpoint
 from abut.concurrency.threads import THREADS
 from abut.envs.task import RolloutTask
@@ -42,6 +43,7 @@ _ROW = "harbor_task"
 """The dataset's column that holds the tasks."""
 _LONGEST_STOP_S = 60.0
 """How long to wait for a container to stop; after that, the user has to remove it."""
+_MOST_LOG_BYTES = 2**26
 _OWN_NETWORK = frozenset({"singularity"})
 """Environments whose containers share the network of the host."""
 
@@ -257,14 +259,14 @@ class HarborTasks:
         """Delete the folder of a trial, or remove the rollout's key from its files."""
         folder = Path(config.trials_dir) / config.trial_name
         if not self._keeps_trials:
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_folder(folder)
             return
-        secret, name = key.encode(), b"<the rollout's key>"
-        for file in folder.rglob("*"):
-            if file.is_file() and not file.is_symlink():
-                content = file.read_bytes()
-                if secret in content:
-                    file.write_bytes(content.replace(secret, name))
+        files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+        for file in files:
+            try:
+                _remove_key(file, key.encode())
+            except OSError as error:  # a container may have written as another user
+                logger.warning("could not remove a rollout's key from %s: %s", file, error)
 
     def _extras(self, score: TrialScore, trial: str) -> dict[str, Any]:
         return {
@@ -308,6 +310,18 @@ class HarborTasks:
             environment = config.import_path or config.type.value
             text = str(error) if isinstance(error, SystemExit) else text_of(error)
             raise EnvError(f"{self.name}: no trial can run in {environment}: {text}") from error
+
+
+def _remove_key(file: Path, key: bytes) -> None:
+    """Replace a key in a file that the agent may have written, be it a link or a sparse terabyte.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    if not stat.S_ISREG((found := file.lstat()).st_mode) or found.st_size > _MOST_LOG_BYTES:
+        return
+    if key in (content := file.read_bytes()):
+        file.write_bytes(content.replace(key, b"<the rollout's key>"))
 
 
 async def _run(config: Any) -> Any:
