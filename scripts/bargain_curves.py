@@ -1,4 +1,4 @@
-"""Measure `examples/bargain.py` with five seeds: `docs/how-to/bargain.json` and its picture.
+"""Run `examples/bargain.py` with five seeds, and write `docs/how-to/bargain.json` and its picture.
 
 python -m scripts.bargain_curves docs/how-to/bargain.json docs/how-to/bargain.svg
 """
@@ -27,7 +27,7 @@ def run(seed: int) -> list[dict[str, float]]:
 
 def picture_of(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Return the picture as SVG."""
-    title = "Coins of two players with one policy: mean and range of five seeds"
+    title = "Coins of each player, both played by one policy: mean and range of five seeds"
     return picture({name: curves[name] for name in PLAYERS}, title=title, of="coins")
 
 
@@ -41,7 +41,7 @@ def main(path: str, drawn: str) -> None:
     }
     for name, several in curves.items():
         first, last = [seed[0] for seed in several], [fmean(seed[-LAST:]) for seed in several]
-        print(f"{name:8} {fmean(first):.2f} at first, {fmean(last):.2f} in the last {LAST} steps")
+        print(f"{name:8} first step {fmean(first):.2f}, last {LAST} steps {fmean(last):.2f}")
     Path(path).write_text(json.dumps(curves) + "\n", encoding="utf-8")
     Path(drawn).write_text(picture_of(curves), encoding="utf-8")
 

@@ -2,13 +2,12 @@
 
     python -m scripts.credit_task docs/how-to/credit_task.json docs/how-to/credit_task.svg
 
-A rollout has six turns. The first two are paid by what is said in them: the share of vowels. Each
-of the last four is paid by chance, whatever is said. A model that begins with random weights is
-trained with one advantage for each rollout (GRPO), and with the returns of turns. The curves are
-the pay of the first two turns, which can be learnt; the rest cannot.
+A rollout has six turns. The reward of each of the first two is the share of vowels in what the
+policy says. The rewards of the last four are random. A model with random weights is trained with
+one advantage per rollout (GRPO), and with the returns of turns. The curves show the reward of the
+first two turns, because the other rewards cannot be learnt.
 
-The task, its numbers and the three ways were fixed before the first run, and none was changed
-since.
+The task, its numbers and the three methods were fixed before the first run and never changed.
 """
 
 import json
@@ -25,26 +24,26 @@ from scripts.draw_curves import picture
 
 PAID_TURNS, CHANCE_TURNS = 2, 4
 CHANCE = 0.5
-"""The standard deviation of what chance pays at a turn. A turn that is paid gets 0 to 1."""
+"""The standard deviation of a random reward. The other rewards are between 0 and 1."""
 STEPS, SEEDS = 40, 5
 LAST = 10
-"""Steps at the end that the table has the mean of."""
+"""The table has the mean of this many last steps."""
 
 
 class PaidEarly:
-    """Pays vowels twice, then by chance."""
+    """Rewards vowels in two turns; later rewards are random."""
 
     _begun: ClassVar[Counter[int]] = Counter()
 
     def reset(self, seed: str, *, episode_seed: int) -> Any:
-        """Begin an episode; its chance is its own, also in a group that shares `episode_seed`."""
+        """Begin an episode, with its own random rewards even if its group shares `episode_seed`."""
         self._begun[episode_seed] += 1
         self._chance = random.Random(f"{episode_seed} {self._begun[episode_seed]}")
         self.turn, self.reward, self.alive = 0, 0.0, True
         return self, "say"
 
     def step(self, action: str) -> Any:
-        """Pay the turn: what `reward` is now, and not a sum."""
+        """Set `reward` to the reward of this turn, not to a sum."""
         said = [c for c in action.casefold() if c.isalpha()]
         if self.turn < PAID_TURNS:
             self.reward = sum(c in "aeiou" for c in said) / len(said) if said else 0.0
@@ -56,12 +55,12 @@ class PaidEarly:
 
 
 def early(env_step_rewards: list[list[float]], **_: Any) -> list[float]:
-    """Return the mean pay of the turns that are paid by what is said; for the curve alone."""
+    """Return the mean reward of the learnable turns; only the curve uses it."""
     return [fmean(rewards[:PAID_TURNS]) for rewards in env_step_rewards]
 
 
 def curve(credit: Any, seed: int) -> list[float]:
-    """Train once, and return the pay of the first two turns at each step."""
+    """Train once, and return the reward of the first two turns at each step."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig
@@ -110,8 +109,8 @@ def ends(curves: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, tuple[flo
 
 def picture_of(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Return the picture as SVG."""
-    title = "Pay of the two turns that can be learnt: mean and range of five seeds"
-    return picture(curves, title=title, of="pay")
+    title = "Reward of the two learnable turns: mean and range of five seeds"
+    return picture(curves, title=title, of="reward")
 
 
 def main(path: str, drawn: str) -> None:
@@ -120,7 +119,7 @@ def main(path: str, drawn: str) -> None:
 
     ways = {"GRPO": None, "Returns()": Returns(), "Returns(0.5)": Returns(0.5)}
     curves = {
-        name: [[round(pay, 4) for pay in curve(credit, seed)] for seed in range(SEEDS)]
+        name: [[round(reward, 4) for reward in curve(credit, seed)] for seed in range(SEEDS)]
         for name, credit in ways.items()
     }
     for name, (mean, spread) in ends(curves).items():

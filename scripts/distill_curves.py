@@ -1,4 +1,4 @@
-"""Measure `examples/distill_cpu.py` with three seeds: write the curves and their picture.
+"""Run `examples/distill_cpu.py` with three seeds, and write the curves and their picture.
 
 python -m scripts.distill_curves docs/how-to/distillation.{json,svg} [TEACHER]
 """
@@ -26,12 +26,12 @@ def run(seed: int, teacher: str) -> list[float]:
 
 def picture_of(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Return the picture as SVG."""
-    title = "Reward of a student that no reward trains: mean and range of three seeds"
+    title = "Reward of the student, which training does not use: mean and range of three seeds"
     return picture(curves, title=title, of="reward")
 
 
 def main(path: str, drawn: str, teacher: str | None = None) -> None:
-    """Train the teacher, if its folder has none, and the students; write curves and picture."""
+    """Train the teacher if its folder is empty, and the students; write curves and picture."""
     with tempfile.TemporaryDirectory() as folder:
         curves = {"student": [run(seed, teacher or folder) for seed in SEEDS]}
     curves = {name: [[round(v, 4) for v in one] for one in each] for name, each in curves.items()}

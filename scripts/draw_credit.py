@@ -1,8 +1,8 @@
-"""Draw `docs/how-to/credit.svg`: how `Returns` gives the turns of three rollouts advantages.
+"""Draw `docs/how-to/credit.svg`: the advantages that `Returns` gives to turns of three rollouts.
 
     python -m scripts.draw_credit docs/how-to/credit.svg
 
-The advantages are those that the code computes today.
+The script computes the advantages with abut's code.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 from abut.trl.credit import Returns, ScoredConversation, ScoredRollout, ScoredTurn, credited
 
 PAID = ([3.0, 0.0], [0.0, 0.0, 2.0], [0.0])
-"""What each turn of each rollout was paid."""
+"""The reward of each turn of each rollout."""
 
 WIDTH, HEIGHT, LEFT, TOP, BOX, GAP, ROW = 860, 344, 128, 56, 216, 16, 88
 STYLE = """
@@ -55,8 +55,8 @@ def picture() -> str:
     longest = max(map(len, PAID))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="Three rollouts of a group: what each turn is paid, its return, the mean '
-        'return of the others at that turn, and its advantage">',
+        'aria-label="Three rollouts of a group: the reward and return of each turn, the mean '
+        'return of the others at that turn, and the advantage">',
         f"<style>{STYLE}</style>",
         *(
             f'<text x="{LEFT + t * (BOX + GAP)}" y="{TOP - 16}">Turn {t + 1}</text>'
@@ -66,7 +66,7 @@ def picture() -> str:
     for k, paid in enumerate(PAID):
         y = TOP + k * ROW
         parts.append(f'<text x="16" y="{y + 28}">Rollout {k + 1}</text>')
-        parts.append(f'<text x="16" y="{y + 48}" class="small">reward {sum(paid):g}</text>')
+        parts.append(f'<text x="16" y="{y + 48}" class="small">total reward {sum(paid):g}</text>')
         for t in range(longest):
             x = LEFT + t * (BOX + GAP)
             if t < len(paid):
@@ -78,10 +78,12 @@ def picture() -> str:
             else:
                 parts += [
                     f'<g class="ended"><rect x="{x}" y="{y}" width="{BOX}" height="64" rx="5"/>'
-                    f'<text x="{x + 12}" y="{y + 37}" class="small">ended, still counts as '
+                    f'<text x="{x + 12}" y="{y + 37}" class="small">ended; return counts as '
                     f"{returns[k][-1]:g}</text></g>"
                 ]
-    said = "Advantage: the return less that of the others, times 2/3, as GRPO has it for three."
+    said = (
+        "Advantage = (return − mean return of the others) × 2/3, as in GRPO with groups of three."
+    )
     parts.append(f'<text x="16" y="{HEIGHT - 14}" class="small">{escape(said)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -93,8 +95,8 @@ def _turn(
     mean = sum(others) / len(others)
     return [
         f'<rect x="{x}" y="{y}" width="{BOX}" height="64" rx="5"/>',
-        f'<text x="{x + 12}" y="{y + 26}">paid {paid:g}, return {value:g}</text>',
-        f'<text x="{x + 12}" y="{y + 50}" class="small">the others {mean:g}</text>',
+        f'<text x="{x + 12}" y="{y + 26}">reward {paid:g}, return {value:g}</text>',
+        f'<text x="{x + 12}" y="{y + 50}" class="small">mean of others {mean:g}</text>',
         f'<text x="{x + BOX - 12}" y="{y + 50}" text-anchor="end" class="{kind}">'
         f"{advantage:+.2f}</text>",
     ]

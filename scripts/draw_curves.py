@@ -1,4 +1,4 @@
-"""Learning curves as an SVG: for each name the mean over its seeds, and their range."""
+"""Learning curves as an SVG: for each name, the mean and the range of its seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from statistics import fmean
 
 WIDTH, HEIGHT = 860, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 690, 64, 330
-# Told apart by colour-blind readers too.
+# Colour-blind readers can tell these apart.
 COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328; }
@@ -17,16 +17,16 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 """
 _TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _GAP = 18
-"""Between the names at the ends of curves."""
+"""The distance between the names at the ends of curves."""
 
 
 def picture(curves: Mapping[str, Sequence[Sequence[float]]], *, title: str, of: str) -> str:
     """Return the picture.
 
     Args:
-        curves: for each name its seeds, each with a value for each step; all equally long.
-        title: stands above.
-        of: what the values are.
+        curves: for each name, the values of each step for each seed; all equally long.
+        title: the title of the picture.
+        of: the label of the y axis.
     """
     values = [value for several in curves.values() for one in several for value in one]
     low, high = min(0.0, *values), max(values)

@@ -1,8 +1,8 @@
-"""Draw `docs/background/why.svg`: what happens to sampled tokens when a chat is rendered again.
+"""Draw `docs/background/why.svg`: how rendering a chat again changes sampled tokens.
 
     python scripts/draw_why.py docs/background/why.svg
 
-The tokens are those of the demo's tokenizer, as it makes them today.
+The script encodes the text with the demo's tokenizer.
 """
 
 import sys
@@ -14,7 +14,7 @@ from abut import Tokenizer
 from abut.demo.model import ASSETS
 
 PROMPT, SAMPLED = "<|im_start|>assistant\n", ["\n", "It", " is", " so", ".", "<|im_end|>"]
-WIDTH, LEFT, SECOND, BOX, GAP = 860, 24, 252, 46, 6
+WIDTH, LEFT, SECOND, BOX, GAP = 860, 24, 272, 46, 6
 STYLE = """
 text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328; }
 .said { font: 15px system-ui, sans-serif; }
@@ -33,7 +33,7 @@ text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 }
 """
 Token = tuple[int, str, str]
-"""Its id, its text, and which kind of box it stands in."""
+"""Its id, its text, and the class of its box."""
 
 
 def main(path: str) -> None:
@@ -42,14 +42,14 @@ def main(path: str) -> None:
 
 
 def picture() -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     tokenizer = Tokenizer.from_file(ASSETS / "tokenizer.json")
     prompt = tokenizer.encode(PROMPT, added="parse").tolist()
     sampled = [id_ for text in SAMPLED for id_ in tokenizer.encode(text, added="parse").tolist()]
     again = tokenizer.encode(PROMPT + "".join(SAMPLED), added="parse").tolist()
     kept = next(k for k, id_ in enumerate(again) if id_ != [*prompt, *sampled][k])
     if again == [*prompt, *sampled] or again[kept + 1 :] != sampled[1:]:
-        raise ValueError("this tokenizer no longer merges the two newlines: choose other words")
+        raise ValueError("this tokenizer does not merge the two newlines: choose another text")
 
     def shown(ids: Sequence[int], kind: str) -> list[Token]:
         return [(id_, tokenizer.decode([id_]), kind) for id_ in ids]
@@ -63,25 +63,25 @@ def picture() -> str:
     fused, lost = again[kept], sampled[0]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 316" role="img" '
-        'aria-label="Rendered once more, a sampled token is no longer what was sampled">',
+        'aria-label="Rendering the conversation again changes a sampled token">',
         f"<style>{STYLE}</style>",
-        *_row(seen, 44, "What the model saw, and, in blue, what it sampled"),
-        *_row(rendered, 148, "The same conversation, rendered and tokenized once more"),
+        *_row(seen, 44, "The prompt, and in blue the tokens that the model sampled"),
+        *_row(rendered, 148, "The same conversation, rendered and tokenized again"),
         _text(LEFT, 234, f"{fused} was never sampled.", "said bad"),
         _text(
             SECOND,
             234,
-            f"The {lost} that was is gone, and each logprob behind it stands one token too far.",
+            f"The sampled {lost} is gone, so all later logprobs are off by one token.",
             "said",
         ),
-        _text(LEFT, 274, "abut trains the first line.", "said good"),
+        _text(LEFT, 274, "abut trains on the first row.", "said good"),
         _text(
             SECOND,
             274,
-            "What was sampled is never tokenized again. What the environment answers",
+            "It never tokenizes sampled text again. It tokenizes each new reply once,",
             "said",
         ),
-        _text(SECOND, 296, "is tokenized once, behind it, with a verdict on the seam.", "said"),
+        _text(SECOND, 296, "appends its tokens, and reports whether the seam is exact.", "said"),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""The figures for docs/background/exactness_matters.md: raw file, pictures and tables."""
+"""Raw data, pictures and tables of docs/background/exactness_matters.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from scripts.draw_curves import picture
 PAGE = Path("docs/background/exactness_matters.md")
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 LAST = 5
-"""Steps at the end that the tables have the mean of."""
-TITLES = {"copy": "Task 1, the demo's", "boxes": "Task 2, thoughts and a tool"}
+"""The tables have the mean of this many last steps."""
+TITLES = {"copy": "Task 1 (the demo's task)", "boxes": "Task 2 (thinking and a tool)"}
 NAMES = {"abut": "abut", "loop": "re-rendering loop", "proxy": "re-rendering proxy", "trl": "TRL"}
 Runs = Sequence[Mapping[str, Any]]
 
@@ -87,7 +87,7 @@ def figures(runs: Runs) -> str:
 
 
 def write_page(page: Path, runs: Runs) -> None:
-    """Write the raw file and the pictures beside the page, and the tables into it."""
+    """Write the raw data and the pictures next to the page, and the tables into it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     raw = ",\n".join(json.dumps(run) for run in runs)
     page.with_suffix(".json").write_text(f"[\n{raw}\n]\n", encoding="utf-8")

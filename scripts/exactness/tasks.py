@@ -115,7 +115,7 @@ class Task:
 
 COPY = Task(
     name="copy",
-    title="Task 1, the demo's",
+    title="Task 1 (the demo's task)",
     arms=("abut", "loop", "proxy"),
     turns=3,
     probe_every=8,
@@ -124,7 +124,7 @@ COPY = Task(
 )
 BOXES = Task(
     name="boxes",
-    title="Task 2, thoughts and a tool",
+    title="Task 2 (thinking and a tool)",
     arms=("abut", "loop", "proxy", "trl"),
     turns=3,
     probe_every=8,
