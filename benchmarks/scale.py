@@ -11,6 +11,12 @@ class Scale:
     encode_code_bytes: int = 500_000
     """The standard library has about 9 MB of code."""
     encode_rounds: int = 7
+    loop_bytes: int = 256_000
+    loop_sizes: tuple[int, ...] = (1_000, 16_000, 128_000)
+    """Bytes of each text; a text of 1 MB is measured by the row `encode`."""
+    loop_rounds: int = 7
+    eviction_bytes: int = 128 << 20
+    """Written to evict what the processor's caches hold: more than most of them hold."""
     kind_bytes: int = 400_000
     kind_rounds: int = 5
     batch_many: tuple[int, int] = (200, 4_000)
@@ -67,6 +73,8 @@ class Scale:
     stitch_tokens: int = 69_000
     stitch_rounds: int = 5
     saved_rounds: int = 3
+    saved_bytes: int = 10**9
+    """Sessions whose requests are longer than this are left out."""
     reply_tokens: int = 1_024
     reply_rounds: int = 50
     gateway_lengths: tuple[int, ...] = (1_000, 30_000, 120_000)
@@ -97,6 +105,10 @@ class Scale:
             encode_bytes=20_000,
             encode_code_bytes=10_000,
             encode_rounds=2,
+            loop_bytes=2_000,
+            loop_sizes=(500, 2_000),
+            loop_rounds=1,
+            eviction_bytes=1 << 16,
             kind_bytes=2_000,
             kind_rounds=1,
             batch_many=(8, 500),
@@ -152,6 +164,7 @@ class Scale:
             stitch_tokens=800,
             stitch_rounds=2,
             saved_rounds=1,
+            saved_bytes=6_000,
             reply_tokens=16,
             reply_rounds=2,
             gateway_lengths=(500, 1_500),

@@ -15,6 +15,7 @@ from benchmarks.rows import (
     encode,
     encode_batch,
     encode_kinds,
+    encode_loop,
     engine_reply,
     environments,
     gateway,
@@ -37,6 +38,7 @@ Measure: TypeAlias = Callable[[Workbench], Row]
 
 ROWS: dict[str, Measure] = {
     "encode": encode.measure,
+    "encode_loop": encode_loop.measure,
     "encode_kinds": encode_kinds.measure,
     "encode_batch": encode_batch.measure,
     "append": append.measure,

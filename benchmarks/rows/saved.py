@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abut import RolloutConfig
 from abut.gateway import Gateway
 from abut.samplers import Sample, SampleRequest
-from benchmarks.agent_sessions import KINDS, SessionRequest, call_id, sessions
+from benchmarks.agent_sessions import SessionRequest, call_id, sessions
 from benchmarks.figures import Row, require_same
 from benchmarks.timing import Check, Sides, interleave
 from benchmarks.workbench import Workbench
@@ -66,7 +66,9 @@ def measure(workbench: Workbench) -> Row:
     every: dict[str, list[Rows]] = {}
     with _Policy(workbench.hf_tokenizer) as policy:
         for kind, held in sessions().items():
-            every[kind] = [policy.rows_of(f"{kind}-{k}", one) for k, one in enumerate(held)]
+            short = [one for one in held if _bytes(one) <= workbench.scale.saved_bytes]
+            if short:
+                every[kind] = [policy.rows_of(f"{kind}-{k}", one) for k, one in enumerate(short)]
     for kind, found in every.items():
         counted = {side: [made for rows in found for made in rows[side]] for side in found[0]}
         row.add(f"{kind}: rows", _each(counted, lambda _: 1), unit="rows")
@@ -80,7 +82,7 @@ def measure(workbench: Workbench) -> Row:
             f"{REQUESTS} ÷ {ABUT}, {case}", (REQUESTS, case), (ABUT, case), "at least", 2
         )
     step = _Step(torch, transformers)
-    shortest = [min(every[kind], key=_tokens) for kind in KINDS]
+    shortest = [min(found, key=_tokens) for found in every.values()]
 
     def prepare(number: int) -> tuple[Sides, Check]:
         sides = {
@@ -91,6 +93,10 @@ def measure(workbench: Workbench) -> Row:
 
     row.add("a training step", interleave(prepare, workbench.scale.saved_rounds))
     return row
+
+
+def _bytes(session: Sequence[SessionRequest]) -> int:
+    return sum(len(json.dumps([request.messages, request.tools])) for request in session)
 
 
 def _each(

@@ -16,7 +16,7 @@ from benchmarks.encoders import ABUT, GIGATOKEN, SHAPES, TIKTOKEN, TOKENIZERS, S
 from benchmarks.figures import Row
 from benchmarks.kinds import KINDS, text_of
 from benchmarks.peers import PeerMissing
-from benchmarks.rows import encode, encode_batch, encode_kinds
+from benchmarks.rows import encode, encode_batch, encode_kinds, encode_loop
 from benchmarks.scale import Scale
 from benchmarks.texts import Corpus
 from benchmarks.timing import available_cores
@@ -190,6 +190,21 @@ def test_a_file_that_gigatoken_cannot_read_is_its_reason(
     with_peers(workbench, monkeypatch, gigatoken=types.SimpleNamespace(Tokenizer=refuse))
     _, missing = encoders.peers_of(workbench, FILE, workbench.tokenizer)
     assert missing[GIGATOKEN] == "gigatoken cannot read this tokenizer: no such pattern"
+
+
+def test_a_loop_over_texts_of_each_size_is_measured_with_warm_and_with_evicted_caches(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_peers(workbench, monkeypatch, gigatoken=gigatoken_that(lambda text, ids: ids))
+    row = encode_loop.measure(workbench)
+    sides = {(figure.case, figure.side) for figure in row.figures}
+    for size in Scale.quick().loop_sizes:
+        for case in (encode_loop.FIRST, encode_loop.AGAIN, encode_loop.EVICTED):
+            named = f"code, {size:,} bytes each, Llama 3's pattern, {case}"
+            assert {(named, ABUT), (named, GIGATOKEN)} <= sides
+            assert f"{GIGATOKEN} ÷ {ABUT}, {named}" in {need.what for need in row.needs}
+    with_peers(workbench, monkeypatch, gigatoken=gigatoken_that(lambda text, ids: ids[:-1]))
+    assert "differ" in str(measure("encode_loop", workbench).error)
 
 
 def test_gigatoken_is_required_to_be_no_faster_in_any_case(
