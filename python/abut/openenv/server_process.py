@@ -7,6 +7,7 @@ processes that it starts end with it. A server that exits is started again for t
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +31,10 @@ _POLL_S = 0.1
 _END_S = 5.0
 _TAIL_LINES = 20
 _SECRET_LENGTH = 8  # what is shorter may be any word of a log
+# OPENAI_API_KEY, HF_TOKEN, PGPASSWORD, SSH_AUTH_SOCK; not MAX_TOKENS, TOKENIZERS_PARALLELISM, PWD.
+_SECRET_NAME = re.compile(
+    "SECRET|PASSWORD|PASSWD|CREDENTIAL|APIKEY|_PWD$|(^|_)(KEYS?|TOKEN|AUTH)(_|$)", re.I
+)
 _MOST_BYTES = 2**16  # of the answer at /health, which nobody reads
 
 
@@ -50,9 +55,19 @@ class ServerProcess:
         *,
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        gets_secrets: bool = False,
         start_timeout_s: float,
     ) -> None:
         """Nothing is started yet.
+
+        Args:
+            name: for errors.
+            command: see `Command`.
+            cwd: the folder to run in.
+            environ: more environment variables.
+            gets_secrets: whether the process also gets this process's variables whose names are
+                those of secrets, as an environment that runs the policy's code should not.
+            start_timeout_s: seconds until the server must answer.
 
         Raises:
             EnvError: this system could not end what would be started.
@@ -68,6 +83,7 @@ class ServerProcess:
         self._command = command
         self._cwd = cwd
         self._environ = dict(environ or {})
+        self._gets_secrets = gets_secrets
         self._start_timeout_s = start_timeout_s
         self._url = ""
         self._starting: asyncio.Task[None] | None = None
@@ -137,12 +153,17 @@ class ServerProcess:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     cwd=self._cwd,
-                    env=os.environ | self._environ,
+                    env=self._inherited() | self._environ,
                     start_new_session=True,
                 )
             except OSError as error:
                 self._end_locked()  # its log is open
                 raise ServerStartError(f"{self.name} cannot be started: {error}") from error
+
+    def _inherited(self) -> dict[str, str]:
+        if self._gets_secrets:
+            return dict(os.environ)
+        return {key: os.environ[key] for key in os.environ if not _SECRET_NAME.search(key)}
 
     async def _answers(self) -> bool:
         with suppress(OSError):
@@ -157,7 +178,14 @@ class ServerProcess:
     def _start_error(self, what: str) -> ServerStartError:
         code = self._process.poll() if self._process is not None else None
         code_text = "" if code is None else f" with code {code}"
-        return ServerStartError(f"{self.name} {what}{code_text}; the end of its log:\n{self.log()}")
+        kept = sorted(os.environ.keys() - self._inherited().keys() - self._environ.keys())
+        hint = (
+            f"\nhint: the server does not get these variables of this process: {', '.join(kept)}; "
+            "pass those that it needs: Serve(…, environ={…})"
+        )
+        return ServerStartError(
+            f"{self.name} {what}{code_text}; the end of its log:\n{self.log()}{hint * bool(kept)}"
+        )
 
     def log(self) -> str:
         """Return the last lines of the server's log, without the values of `environ`."""

@@ -55,7 +55,10 @@ class Serve:
     environ: Mapping[str, str] = field(
         default_factory=dict,
         repr=False,  # tokens, mostly
-        metadata={"help": "Further environment variables."},
+        metadata={
+            "help": "Further environment variables, besides those of the trainer whose names are "
+            "not those of secrets, as HF_TOKEN and OPENAI_API_KEY are."
+        },
     )
     start_timeout_s: float = field(
         default=120, metadata={"help": "Seconds until the server must answer at /health."}
@@ -244,6 +247,7 @@ def _served_by_docker(target: Docker) -> ServerProcess:
         f"docker:{target.image}",
         command,
         environ=target.environ,
+        gets_secrets=True,  # the docker command, which may need them for a registry; not the image
         start_timeout_s=target.start_timeout_s,
     )
 
