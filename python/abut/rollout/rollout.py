@@ -76,6 +76,7 @@ class TurnRecord:
     is unknown.
     """
     stop_string: str | None = None
+    """The stop string that ended the turn; None: it ended otherwise."""
     stop_inside: bool = False
     """True if the stop string begins inside `stop_token`, not at its first byte."""
     model_version: str | None = None
@@ -135,8 +136,7 @@ class Branch:
     the agent just did not receive these samples.
     """
     delivered: bool = True
-    """True if the agent received these samples. A sample that it never received is not its action.
-    """
+    """True if the agent received these samples; other samples are not its actions."""
     followed: bool = True
     """False: the agent requested several samples at this point, and continued from another one."""
     name: str | None = None
@@ -218,7 +218,9 @@ class Rollout:
     """A trajectory with reward, timing and errors."""
 
     rollout_id: str
+    """Its id, unique within a run."""
     index: int
+    """Its position in the batch."""
     columns: Columns | None = None
     """The token columns of the row; None if nothing was sampled."""
     provenance: NDArray[np.uint8] | Sequence[int] = field(default=(), compare=False)
@@ -234,12 +236,13 @@ class Rollout:
     dropped_images: Sequence[DroppedImages] = field(default=(), compare=False)
     """The images that an agent left out of its history, one entry per branch."""
     name: str | None = None
-    """See `Branch.name`, for the conversation that became the row; likewise `session`, `row_reward`
-    and `row_trained`.
-    """
+    """The name of the conversation that became the row; see `Branch.name`."""
     session: str | None = None
+    """The session of that conversation; see `Branch.session`."""
     row_reward: float | None = None
+    """The own reward of that conversation; see `Branch.reward`."""
     row_trained: bool = True
+    """False: that conversation is not trained; see `Branch.trained`."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The names of sessions, from `AgentResult.names`."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
@@ -252,40 +255,41 @@ class Rollout:
     unscored_rows: int = 0
     """How many of its conversations are not trained because the teacher did not score them."""
     reward: float | None = None
+    """The environment's or agent's reward for the whole rollout; None: it has no score."""
     measured: bool = True
-    """False: the adapter says that nothing was measured. Then no part of the rollout has a reward
-    or is trained, and reward functions must not score it.
-    """
+    """False: nothing was measured, so no part of the rollout has a reward or is trained, and reward
+    functions must not score it."""
     turns: list[TurnRecord] = field(default_factory=list)
+    """The turns of the row, in order."""
     turns_before: Sequence[TurnRecord] = field(default=(), compare=False)
     """See `Branch.turns_before`; not empty if the row was drawn at random and is a fork."""
     seams: list[tuple[str, bool]] = field(default_factory=list)
     """The kind of each seam, and whether it is exact."""
     messages: list[Message] = field(default_factory=list)
+    """The conversation that became the row."""
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of the tools that the chat template showed the policy."""
     control_spellings: dict[str, int] = field(default_factory=dict)
-    """How often users, tools and the environment have spelled each control token; a spelling never
-    becomes a control token.
-    """
+    """How often users, tools and the environment spelled each control token, as ordinary text."""
     stop_reason: StopReason = StopReason.ERROR
+    """The reason why it ended."""
     error: str | None = None
+    """Why it failed; None if it did not fail."""
     attempts: int = 1
+    """How often it was played, failed attempts included."""
     attempt_errors: list[str] = field(default_factory=list)
     """The errors of the attempts that failed, even if a later attempt succeeded."""
     attempt_tracebacks: list[str] = field(default_factory=list)
     """The traceback of each attempt error, with the environment's file and line."""
     seconds: float = 0.0
+    """Seconds from the start of the first attempt to the end of the last one."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """The columns that an agent or environment gives reward functions besides its reward."""
     usage: Mapping[str, int] = field(default_factory=dict)
-    """The `prompt_tokens` and `completion_tokens` of all its answers, as counted by a hosted model.
-    """
+    """`prompt_tokens` and `completion_tokens` of all its answers, as a hosted model counts them."""
     client_rewrites: Mapping[str, int] = field(default_factory=dict)
-    """How often an agent's client changed a message of the policy, by rule.
-
-    The rules are in docs/integrations/agents.md.
-    """
+    """How often an agent's client changed a message of the policy, by rule; the rules are in
+    docs/integrations/agents.md."""
     tool_choice_unmet: int = 0
     """How often an agent required a call and the policy did not sample one."""
 

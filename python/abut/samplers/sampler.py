@@ -35,7 +35,9 @@ class SampleRequest:
     seed: int
     """The turn's own seed."""
     rollout_id: str
+    """The id of the rollout."""
     turn: int
+    """The number of the turn, from 0."""
     stop: tuple[str, ...] = ()
     """Strings that end the turn: the sample ends with the token that completes one of them. Stop
     strings of the sampler's own settings end it too."""

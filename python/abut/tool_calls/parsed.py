@@ -12,11 +12,12 @@ class ToolCall:
     """One well-formed tool call."""
 
     name: str
+    """The name of the tool."""
     arguments: dict[str, Any]
-    """JSON values. If a format writes text and numbers alike, they are text unless a schema says
-    otherwise."""
+    """JSON values by name. If a format writes text and numbers alike, they are text unless a schema
+    says otherwise."""
     id: str | None = None
-    """Only where the model wrote one (Mistral, Solar, Kimi K2)."""
+    """The id that the model wrote (Mistral, Solar, Kimi K2); None if it wrote no id."""
 
 
 class Wrong(Exception):
@@ -34,15 +35,15 @@ class Wrong(Exception):
 
 
 Found: TypeAlias = tuple[int, int, Sequence[ToolCall | Wrong]]
-"""First character, the one after the last, and the calls between: none in a mere header."""
+"""The first character, the one after the last, and the calls between; a header has no calls."""
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A text that begins as a call and is not well formed."""
+    """Text that begins like a call and is not well formed."""
 
     start: int
-    """First character in the text that was parsed."""
+    """The position of its first character in the parsed text."""
     end: int
     """The position after its last character."""
     error: str
@@ -53,12 +54,14 @@ class MalformedCall:
 
 @dataclass(frozen=True)
 class ParsedCalls:
-    """An action, taken apart."""
+    """The calls of an action, and the text around them."""
 
     content: str
     """The text around the calls, stripped of whitespace; without calls, the whole text as it is."""
     calls: tuple[ToolCall, ...]
+    """The well-formed calls, in order."""
     malformed: tuple[MalformedCall, ...]
+    """The malformed calls, in order."""
 
 
 Parse: TypeAlias = Callable[[str], ParsedCalls]

@@ -29,8 +29,11 @@ class Type1ProcessorConfig:
     """The text around prompts and answers."""
 
     prefix_system: str
+    """The text before the system message."""
     suffix_system: str
+    """The text after the system message."""
     prefix_user: str
+    """The text before a user message."""
     suffix_user: str
     """The text after a user message, including the generation prompt."""
     begin_answer: str

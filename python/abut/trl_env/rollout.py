@@ -37,6 +37,7 @@ class RolloutState:
     logprobs: list[float]
     """One logprob for each token of the completion, nats."""
     reward: float | None
+    """The reward of the rollout; None: it has no score."""
 
 
 def rollout(
