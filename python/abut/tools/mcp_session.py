@@ -2,12 +2,14 @@
 
 Invariant: if a server has ended, the rollout fails with an `EnvError`, because it is not the
 policy's fault. If a server refuses a call, the policy is shown an `InvalidAction`. The environment
-of a child process has only PATH and the server's `env`.
+of a child process has only PATH and the server's `env`. Neither errors nor logs show the values of
+`env`, nor the password and query of a URL.
 """
 
 import asyncio
 import base64
 import json
+import logging
 import os
 import shutil
 import sys
@@ -15,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
@@ -23,15 +26,19 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, Implementation
 
 from abut._native import __version__
+from abut.address import Address
 from abut.errors import EnvError, ImageError, InvalidAction, text_of
 from abut.images import Image
 from abut.tools.mcp_settings import McpServer
 from abut.tools.toolbox import Result
 
 START_S = 300.0
-"""The most seconds for a server to start; `npx` and `uvx` may download it first."""
-_LOG_BYTES = 2000
+"""The most seconds for a server to start, or to list its tools; `npx` and `uvx` may download it
+first."""
+_MOST_TOOLS = 10_000
+_LOG_LENGTH = 2000
 """How much of the end of a server's log errors show."""
+_SECRET_LENGTH = 8  # what is shorter may be any word of a log
 _CONNECT_S, _READ_S = 30.0, 300.0
 """Long, because a server may hold a response open while its tool works."""
 _SESSION_GONE = "Session terminated"
@@ -61,21 +68,16 @@ class McpSession:
         Raises:
             EnvError: the server has ended, or cannot list its tools.
         """
-        found: dict[str, dict[str, Any]] = {}
-        cursor: str | None = None
-        while True:
-            try:
-                page = await self._client.list_tools(cursor=cursor)
-            except Exception as error:
-                await self._lose()
-                raise EnvError(
-                    f"{self._server.title} could not list its tools: {_told(error)}{self._log_end}"
-                ) from error
-            for tool in page.tools:
-                found[tool.name] = _schema(tool, self._server.prefix)
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        try:
+            async with asyncio.timeout(START_S):
+                return await self._schemas()
+        except Exception as error:
+            await self._lose()
+            is_late = isinstance(error, TimeoutError)
+            reason = f"it took longer than {START_S:g} s" if is_late else _told(error)
+            raise EnvError(
+                f"{self._server.title} could not list its tools: {reason}{self._log_end}"
+            ) from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool, and return the server's result.
@@ -120,6 +122,19 @@ class McpSession:
         self._log_end = log_end
         self._ended.set()
 
+    async def _schemas(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                found[tool.name] = _schema(tool, self._server.prefix)
+            if len(found) > _MOST_TOOLS:
+                raise ValueError(f"it has more than {_MOST_TOOLS}")
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
     async def _lose(self) -> None:
         """End the session, and wait until its process has ended."""
         if self._timeout is not None and not self._ended.is_set():
@@ -156,7 +171,7 @@ async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
             raise
         except TimeoutError:
             raise EnvError(
-                f"{server.title} has not answered within {START_S:g} s{_end_of(log)}"
+                f"{server.title} has not answered within {START_S:g} s{_end_of(log, server)}"
             ) from None
         except Exception as error:
             if isinstance(error, ConnectionError) and session is not None:
@@ -164,12 +179,12 @@ async def session_with(server: McpServer) -> AsyncIterator[McpSession]:
             if session is not None:
                 raise ConnectionError(f"{server.title} is gone: {_told(error)}") from error
             raise EnvError(
-                f"{server.title} cannot be used: {_told(error)}{_end_of(log)}\n"
+                f"{server.title} cannot be used: {_told(error)}{_end_of(log, server)}\n"
                 f"hint: {_start_hint(server)}"
             ) from error
         finally:
             if session is not None:
-                session.over(_end_of(log))
+                session.over(_end_of(log, server))
 
 
 def content_of(result: Any) -> Result:
@@ -237,9 +252,15 @@ def _transport(server: McpServer, log: Any) -> AbstractAsyncContextManager[Any]:
 @asynccontextmanager
 async def _http(server: McpServer) -> AsyncIterator[Any]:
     timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
+    parts = urlsplit(server.url)
+    if parts.query:
+        _HIDDEN.queries.add(parts.query)
+    # Not in the URL, which is logged.
+    headers = {**server.headers, **Address.of(server.url.partition("?")[0]).headers}
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     async with (
-        httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout) as http,
-        streamable_http_client(server.url, http_client=http) as streams,
+        httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False) as http,
+        streamable_http_client(url, http_client=http) as streams,
     ):
         yield streams
 
@@ -279,9 +300,40 @@ def _told(error: BaseException) -> str:
     return text_of(error)
 
 
-def _end_of(log: Any) -> str:
-    """Return the end of a process's stderr, as the last lines of an error."""
+def _end_of(log: Any, server: McpServer) -> str:
+    """Return the end of a process's stderr, without the values of `env`, for an error."""
+    secrets = {value: name for name, value in server.env.items() if len(value) >= _SECRET_LENGTH}
     size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _LOG_BYTES))
-    text = log.read().decode(errors="replace").strip()
+    # With the longest secret before it, so that none begins before what is read.
+    log.seek(max(0, size - _LOG_LENGTH - max((len(os.fsencode(s)) for s in secrets), default=0)))
+    text = log.read().decode(errors="replace")
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, f"<{secrets[value]}>")
+    text = text[-_LOG_LENGTH:].strip()
     return f"\nthe end of its log:\n{text}" if text else ""
+
+
+class _HidesQueries(logging.Filter):
+    """Hides the queries of servers' URLs, which may be keys: `httpx2` logs the URL of each request.
+
+    Attributes:
+        queries: to hide.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replace each query in a record."""
+        text = record.getMessage()
+        if found := [query for query in self.queries if query in text]:
+            for query in found:
+                text = text.replace(query, "…")
+            record.msg, record.args = text, None
+        return True
+
+
+_HIDDEN = _HidesQueries()
+for _name in ("httpx2", "mcp.client.streamable_http"):
+    logging.getLogger(_name).addFilter(_HIDDEN)

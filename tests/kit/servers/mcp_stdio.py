@@ -1,11 +1,13 @@
 """A server of the Model Context Protocol over stdio in plain Python, which starts at once.
 
-It fails where a test wants it to: `python mcp_stdio.py [FILE]`, whose lines name the tools.
+It fails where a test wants it to: `python mcp_stdio.py [FILE]`, whose words name the tools. With
+the word `silent` it never lists them, with `endless` it lists more and more.
 """
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
             Path(arguments["once"]).touch(exist_ok=False)
         except FileExistsError:
             return text("alive")
-        print("the last words", file=sys.stderr, flush=True)
+        print("the last words", os.environ.get("TOKEN", ""), file=sys.stderr, flush=True)
         os._exit(3)
     raise ValueError(arguments.get("why", f"no tool {name}"))
 
@@ -55,7 +57,13 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
         }
     if method == "tools/list":
         names = Path(sys.argv[1]).read_text().split() if sys.argv[1:] else list(TOOLS)
-        return {"tools": [{"name": name, "inputSchema": schema(name)} for name in names]}
+        if "silent" in names:
+            time.sleep(999)
+        page: dict[str, Any] = {}
+        if "endless" in names:
+            begun = int(params.get("cursor", 0))
+            names, page = [f"t{begun + k}" for k in range(500)], {"nextCursor": str(begun + 500)}
+        return {"tools": [{"name": name, "inputSchema": schema(name)} for name in names], **page}
     if method == "tools/call":
         return call(params["name"], params.get("arguments") or {})
     raise LookupError(method)

@@ -1,9 +1,12 @@
 """Sessions with servers over stdio: whose they are, when they end, and what a dead server costs."""
 
+import http.server
+import logging
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,6 +15,7 @@ pytest.importorskip("transformers")
 
 import abut
 from abut.errors import EnvError
+from abut.tools import mcp_session
 from abut.tools.tool_env import ToolEnv
 from tests.kit.servers import mcp_stdio
 from tests.kit.stage.rollouts import eventually
@@ -113,6 +117,59 @@ def test_a_server_with_other_tools_than_shown_is_an_error(play: Any, tmp_path: P
     assert rollout.attempts == 1
     (rollout,) = play(chosen, ("count", {}))
     assert rollout.error is None
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"), [("silent", "it took longer than 2 s"), ("endless", "more than 10000")]
+)
+def test_a_server_that_never_ends_its_list_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, reason: str
+) -> None:
+    monkeypatch.setattr(mcp_session, "START_S", 2.0 if word == "silent" else 300.0)
+    (tmp_path / "names").write_text(word)
+    with pytest.raises(EnvError, match=f"could not list its tools: .*{reason}"):
+        _ = env_of(command=[*SERVER, str(tmp_path / "names")]).tools
+
+
+@pytest.mark.parametrize("padding", [0, 1990, 2100])
+def test_a_value_of_env_is_not_in_the_end_of_the_log(
+    play: Any, tmp_path: Path, padding: int
+) -> None:
+    env = env_of(env={"TOKEN": f"sk-secret-{'x' * padding}"})
+    (rollout,) = play(env, ("die", {"once": str(tmp_path / "died")}))
+    assert (rollout.error or "").endswith("the end of its log:\nthe last words <TOKEN>")
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Notes what it is asked, and refuses it."""
+
+    asked: ClassVar[list[tuple[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append((self.path, self.headers["Authorization"]))
+        self.send_response(500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_the_password_and_the_query_of_a_url_are_sent_and_never_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://me:hunter22@127.0.0.1:{server.server_port}/mcp/?token=sesame44"
+        with pytest.raises(EnvError) as raised:
+            _ = abut.tool_env(mcp={"web": {"url": url}}).tools
+        server.shutdown()
+    assert Refusing.asked[0] == ("/mcp/?token=sesame44", "Basic bWU6aHVudGVyMjI=")
+    said = f"{raised.value}{caplog.text}"
+    assert "HTTP Request: POST" in said
+    assert "hunter22" not in said
+    assert "sesame44" not in said
 
 
 def test_two_tools_of_one_name_need_a_prefix() -> None:
