@@ -291,8 +291,8 @@ def files() -> dict[str, tuple[str, str, str]]:
             "image/jpeg",
             "not an image in a supported",
         ),
-        "animated PNG": (as_text(encoded(frames)), "image/png", "2 frames"),
-        "animated WebP": (as_text(encoded(frames, "WEBP")), "image/webp", "2 frames"),
+        "animated PNG": (as_text(encoded(frames)), "image/png", "several frames"),
+        "animated WebP": (as_text(encoded(frames, "WEBP")), "image/webp", "several frames"),
         "too large": (as_text(bomb(7000, 6000)), "image/png", "40 megapixels"),
         "a bomb": (as_text(bomb(60_000, 60_000)), "image/png", "40 megapixels"),
     }

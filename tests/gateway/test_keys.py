@@ -1,17 +1,18 @@
 """Keys: no byte of a body is read before one opens something, and an agent's own rewards nobody."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from abut.gateway.server import app, connections
+from abut.gateway.server import app, body, connections
 from abut.gateway.server.gateway import Gateway
 from abut.records import read_records
 from tests.kit.clients.raw_http import RawClient
 from tests.kit.stage.agents import LOOKUP, a_call, ask, post, says, serving, user
-from tests.kit.stage.rollouts import Stage
+from tests.kit.stage.rollouts import Stage, eventually
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "policy", "messages": [user("hi")]}
@@ -130,10 +131,41 @@ def test_an_idle_connection_waits_for_its_next_request(
 
 
 def test_a_body_that_stops_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_BYTE_S", 0.05)
+    monkeypatch.setattr(body, "_BYTE_S", 0.05)
     with RawClient(gateway.base_url, gateway.key) as client:
         client.socket.sendall(client.head(f"/r/a{CHAT}", 1000) + b'{"messages": [')
         assert refused(client) == "the body is incomplete: nothing arrived for 0.05 s"
+
+
+def test_a_rollout_s_bodies_are_limited_together_until_they_are_read(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    most = 100_000
+    with serving(says(stage), hf_tokenizer, max_body_bytes=most) as gateway, ExitStack() as stack:
+        path = f"/r/a{CHAT}"
+
+        def begun(key: str) -> RawClient:
+            client = stack.enter_context(RawClient(gateway.base_url, key))
+            client.socket.sendall(client.head(path, most) + b" " * (most - 1))
+            return client
+
+        key, taken = gateway.endpoint("a").api_key, gateway.registry.bodies.taken
+        waiting = [begun(key) for _ in range(4)]
+        assert eventually(lambda: taken[key] == 4 * most - 4)
+        last = begun(key)
+        assert refused(last).startswith("the requests that this rollout sends now have more than")
+        assert eventually(lambda: taken[key] == 4 * most - 4)
+        for _ in range(6):  # the run's own key is not limited
+            begun(gateway.key)
+        assert ask(gateway, [user("hi")], "b")  # nor are other rollouts
+        for client in waiting:
+            client.socket.close()
+        assert eventually(lambda: taken[key] == 0)
+        with RawClient(gateway.base_url, key) as client:
+            client.send(path, BODY)
+            answer = client.answer()
+        assert answer is not None
+        assert answer[0] == 200
 
 
 def test_only_the_run_s_key_ends_a_rollout(gateway: Gateway) -> None:

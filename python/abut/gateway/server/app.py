@@ -19,7 +19,7 @@ from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.ledger import Ledger
 from abut.gateway.ledger.prompt import call_of_answer
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Body
+from abut.gateway.server.body import Body, Room, chunks_of
 from abut.gateway.server.body_json import json_object, read_body
 from abut.gateway.server.connections import Connection
 from abut.gateway.server.exchange import (
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Parsed in about half a millisecond.
 _SMALL_BYTES = 2**18
-# How long a client may take to send the next byte of a body.
-_BYTE_S = 30.0
+# Times the limit of a body: how much of the bodies of one rollout is in memory at once.
+_BODIES_AT_ONCE = 4
 _STARTED = int(time.time())
 _CLIENT_GONE = 499  # as nginx has it
 _FORWARDED = "x-abut-forwarded"
@@ -190,7 +190,8 @@ async def _end(request: web.Request) -> web.Response:
             "hint: use Gateway(agents_may_end=True) or `abut gateway --agents-may-end` to allow it",
             code="wrong_api_key",
         )
-    body = await _json_of(Body.of(await _chunks(request) or [b"{}"]))
+    with _room(request, access) as room:
+        body = await _json_of(Body.of(await chunks_of(request, room) or [b"{}"]))
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
     if standalone is None or rollout_id is None:
@@ -216,6 +217,14 @@ def _admit(request: web.Request) -> Access:
     return access
 
 
+def _room(request: web.Request, access: Access) -> Room:
+    """Return the room for the body of a request, which a rollout's own key limits."""
+    registry = request.app[_REGISTRY]
+    most: int = registry.max_body_bytes
+    at_once = None if access.opens_all else _BODIES_AT_ONCE * most
+    return Room(registry.bodies.taken, _key(request) or "", most, at_once)
+
+
 def _key(request: web.Request) -> str | None:
     """Return the key of a request, from any of the places where clients put it."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -227,7 +236,8 @@ def _key(request: web.Request) -> str | None:
 
 async def _ask(request: web.Request) -> web.StreamResponse:
     with _admit(request) as access:
-        read = await _read(request, access)
+        with _room(request, access) as room:
+            read = await _read(request, access, room)
         if isinstance(read, web.StreamResponse):
             return read
         # Drop the body while the turn is sampled and keep only its beginning, because 40
@@ -244,7 +254,7 @@ async def _ask(request: web.Request) -> web.StreamResponse:
 
 
 async def _read(
-    request: web.Request, access: Access
+    request: web.Request, access: Access, room: Room
 ) -> tuple[Ledger, AgentRequest, bytes] | web.StreamResponse:
     """Return the rollout of a request, the parsed request, and a digest of its body.
 
@@ -252,7 +262,7 @@ async def _read(
     """
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     named = access.rollout_id
-    content = registry.bodies.body(named, await _chunks(request), dialect)
+    content = registry.bodies.body(named, await chunks_of(request, room), dialect)
     small = len(content.rest) <= _SMALL_BYTES
     body, beginning = await work_done(small, lambda: read_body(content, dialect))
     body |= dialect.fields_of(request.path, request.match_info, request.query)
@@ -280,8 +290,9 @@ async def _count(request: web.Request) -> web.StreamResponse:
     """Answer how many tokens the prompt of a request would have; the request is not kept."""
     registry, dialect = request.app[_REGISTRY], _dialect(request)
     access = _admit(request)
-    content = Body.of(await _chunks(request))
-    body = await _json_of(content)
+    with _room(request, access) as room:
+        content = Body.of(await chunks_of(request, room))
+        body = await _json_of(content)
     body |= dialect.fields_of(request.path, request.match_info, request.query)
     access.check(_rollout_of(request, body))
     rollout_id = access.rollout_id
@@ -315,35 +326,6 @@ async def _respond(
         return await send_whole(request, dialect, ledger, await pending.answered)
     finally:
         is_open.gone = True
-
-
-async def _chunks(request: web.Request) -> list[bytes]:
-    """Return the chunks of a body as they arrived, because `request.read()` copies them thrice."""
-    chunks: list[bytes] = []
-    most: int = request.app[_REGISTRY].max_body_bytes
-    if (request.content_length or 0) > most:
-        raise _too_large(most)
-    if not request.body_exists:  # all such requests share one stream, which ends only once
-        return chunks
-    size = 0
-    try:
-        while not request.content.at_eof():
-            async with asyncio.timeout(_BYTE_S):
-                chunk = await request.content.readany()
-            size += len(chunk)
-            if size > most:
-                raise _too_large(most)
-            if chunk:
-                chunks.append(chunk)
-    except TimeoutError:
-        raise Refusal(f"the body is incomplete: nothing arrived for {_BYTE_S:g} s") from None
-    return chunks
-
-
-def _too_large(most: int) -> Refusal:
-    return Refusal(
-        f"the request body has more than {most} bytes\nhint: raise Gateway(max_body_bytes=…)"
-    )
 
 
 def _rollout_of(request: web.Request, body: dict[str, Any]) -> str | None:
