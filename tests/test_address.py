@@ -1,8 +1,19 @@
 """Addresses of servers: whose they are, and what of them is never printed."""
 
+import io
+
 import pytest
 
-from abut.address import Address, RedirectError, checked_headers, origin, redirected, said, shown
+from abut.address import (
+    Address,
+    RedirectError,
+    checked_headers,
+    end_without_secrets,
+    origin,
+    redirected,
+    said,
+    shown,
+)
 
 SECRET = "s3cr3t"
 
@@ -93,3 +104,15 @@ def test_a_header_that_cannot_be_sent_is_named_without_its_value(value: str) -> 
     with pytest.raises(ValueError, match="the header 'Authorization' cannot be sent") as raised:
         checked_headers("OpenEnv", {"Authorization": value})
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+@pytest.mark.parametrize(
+    "text", ["abcdefghij", "abcdefghijabcdefghijabcdefghij", "x abcdefghij\ny"]
+)
+def test_the_end_of_a_log_begins_with_no_part_of_a_secret(text: str, cut: int) -> None:
+    environ = {"KEY": "abcdefghij", "LONG": "abcdefghijkl", "SHORT": "y"}
+    end = end_without_secrets(io.BytesIO(text.encode()), cut, environ)
+    assert not set("abcdefghij") & set(end)
+    if cut >= len(text):
+        assert end == text.replace("abcdefghij", "<KEY>")

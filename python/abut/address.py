@@ -1,11 +1,17 @@
-"""The addresses of servers: whose they are, and what of them is never printed or passed on."""
+"""The addresses of servers: whose they are, and what of them is never printed or passed on.
+
+So are the variables of servers that abut starts, which their logs may repeat.
+"""
 
 import base64
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import IO
 from urllib.parse import unquote, urljoin, urlsplit
 
+_SECRET_LENGTH = 8  # a shorter secret may be any word of a text
 _PORTS = {"http": 80, "https": 443}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 
@@ -61,6 +67,26 @@ def said(error: BaseException) -> str:
     """The type and the text of an error of somebody else's, who may name a proxy with password."""
     text = re.sub(r"//[^\s'\"]*@", "//…@", str(error))
     return f"{type(error).__name__}: {text}"
+
+
+def end_without_secrets(file: IO[bytes], most_bytes: int, environ: Mapping[str, str]) -> str:
+    """Return the end of a log without the values of these variables, and without reading the rest.
+
+    Values of at least 8 characters are replaced by the variable's name, as `<NAME>`.
+    """
+    start = max(0, file.seek(0, os.SEEK_END) - most_bytes)
+    file.seek(start)
+    text = file.read(most_bytes).decode(errors="replace")
+    secrets = {value: name for name, value in environ.items() if len(value) >= _SECRET_LENGTH}
+    if start:  # the text may begin inside a secret, or be inside it
+        text = text.lstrip("\ufffd")
+        if any(text in secret for secret in secrets):
+            return ""
+        ends = (len(s) - k for s in secrets for k in range(1, len(s)) if text.startswith(s[k:]))
+        text = text[max(ends, default=0) :]
+    for secret in sorted(secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(secret, f"<{secrets[secret]}>")
+    return text
 
 
 def origin(url: str) -> str:

@@ -207,6 +207,22 @@ def test_an_app_that_cannot_start_names_the_variables_that_it_did_not_get(
     assert "hf_abcdefgh" not in error
 
 
+@pytest.mark.parametrize("width", [100, 30_000])
+def test_only_the_end_of_a_log_is_read_and_no_secret_is_cut(
+    stage: Stage, folder: Path, width: int
+) -> None:
+    secret = "s" * 50 + "e" * width
+    (folder / "apps.py").write_text(
+        "import os, sys; sys.stdout.truncate(2**40); sys.stdout.seek(0, 2)\n"
+        "print('\\n', os.environ['TOKEN'], 'behind'); sys.exit(3)"
+    )
+    with OpenEnv(Serve("apps:app", cwd=folder, environ={"TOKEN": secret})) as openenv:
+        error = play(stage, openenv, retries=0)[0].error or ""
+    assert "exited with code 3" in error
+    assert "<TOKEN> behind" in error
+    assert "eee" not in error
+
+
 def test_replicas_are_processes_of_their_own(stage: Stage, folder: Path) -> None:
     with OpenEnv(Serve("apps:pid", cwd=folder, replicas=3), max_sessions=1) as openenv:
         assert len({first(rollout) for rollout in play(stage, openenv, 12)}) == 3

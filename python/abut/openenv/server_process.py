@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from abut.address import end_without_secrets
 from abut.concurrency.threads import THREADS
 from abut.errors import EnvError
 from abut.http import http_get
@@ -30,12 +31,12 @@ Command: TypeAlias = Callable[[], tuple[list[str], int, list[str]]]
 _POLL_S = 0.1
 _END_S = 5.0
 _TAIL_LINES = 20
-_SECRET_LENGTH = 8  # what is shorter may be any word of a log
+_LONGEST_LINE = 500
 # OPENAI_API_KEY, HF_TOKEN, PGPASSWORD, SSH_AUTH_SOCK; not MAX_TOKENS, TOKENIZERS_PARALLELISM, PWD.
 _SECRET_NAME = re.compile(
     "SECRET|PASSWORD|PASSWD|CREDENTIAL|APIKEY|_PWD$|(^|_)(KEYS?|TOKEN|AUTH)(_|$)", re.I
 )
-_MOST_BYTES = 2**16  # of the answer at /health, which nobody reads
+_MOST_BYTES = 2**16  # of the end of a log, and of the answer at /health, which nobody reads
 
 
 class ServerStartError(EnvError):
@@ -191,12 +192,10 @@ class ServerProcess:
         """Return the last lines of the server's log, without the values of `environ`."""
         if self._log is None:
             return "  (empty)"
-        lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()
-        tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (empty)"
-        for key, value in self._environ.items():
-            if len(value) >= _SECRET_LENGTH:
-                tail = tail.replace(value, f"<{key}>")
-        return tail
+        with open(self._log.name, "rb") as file:
+            text = end_without_secrets(file, _MOST_BYTES, self._environ)
+        lines = text.splitlines()[-_TAIL_LINES:]
+        return "\n".join(f"  {line[:_LONGEST_LINE]}" for line in lines) or "  (empty)"
 
     def _end_locked(self) -> None:
         process, self._process = self._process, None

@@ -26,7 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, Implementation
 
 from abut._native import __version__
-from abut.address import Address
+from abut.address import Address, end_without_secrets
 from abut.errors import EnvError, ImageError, InvalidAction, text_of
 from abut.images import Image
 from abut.tools.mcp_settings import McpServer
@@ -36,9 +36,8 @@ START_S = 300.0
 """The most seconds for a server to start, or to list its tools; `npx` and `uvx` may download it
 first."""
 _MOST_TOOLS = 10_000
-_LOG_LENGTH = 2000
+_LOG_BYTES = 2000
 """How much of the end of a server's log errors show."""
-_SECRET_LENGTH = 8  # what is shorter may be any word of a log
 _CONNECT_S, _READ_S = 30.0, 300.0
 """Long, because a server may hold a response open while its tool works."""
 _SESSION_GONE = "Session terminated"
@@ -302,14 +301,7 @@ def _told(error: BaseException) -> str:
 
 def _end_of(log: Any, server: McpServer) -> str:
     """Return the end of a process's stderr, without the values of `env`, for an error."""
-    secrets = {value: name for name, value in server.env.items() if len(value) >= _SECRET_LENGTH}
-    size = log.seek(0, os.SEEK_END)
-    # With the longest secret before it, so that none begins before what is read.
-    log.seek(max(0, size - _LOG_LENGTH - max((len(os.fsencode(s)) for s in secrets), default=0)))
-    text = log.read().decode(errors="replace")
-    for value in sorted(secrets, key=len, reverse=True):
-        text = text.replace(value, f"<{secrets[value]}>")
-    text = text[-_LOG_LENGTH:].strip()
+    text = end_without_secrets(log, _LOG_BYTES, server.env).strip()
     return f"\nthe end of its log:\n{text}" if text else ""
 
 
