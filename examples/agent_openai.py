@@ -1,14 +1,14 @@
-"""An agent with the OpenAI client, trained as it is: a game with a tool, on a CPU, in two minutes.
+"""Train an agent that uses the OpenAI client: a game with a tool, on a CPU, in two minutes.
 
     pip install 'abut[trl,gateway]' openai
     python agent_openai.py
 
-In one of three boxes there is gold. The agent asks the policy, opens the box that it names with a
-tool call, tells it what was inside, and asks whether to take it. abut stands behind the endpoint:
-what the policy sampled in each of the two calls becomes one row, token for token.
+One of three boxes contains gold. The policy chooses a box with a tool call, the agent opens it and
+tells the policy what was inside, and the policy takes the content or leaves it. The endpoint is
+abut's, and the tokens that the policy sampled in the two calls become one row.
 
-The model begins with random weights, so first it is shown how a call and an answer are written, not
-which ones are good. In 30 steps of GRPO its mean reward goes from 0.2 to 0.9.
+The model has random weights, so it first imitates random calls and answers to learn their format.
+In 30 steps of GRPO its mean reward rises from 0.2 to 0.9.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from abut import agent
 from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.trl import env_reward, make_rollout_func
 
-# Making a client takes longer than a turn; copies of one share its connections.
+# Creating a client takes longer than a turn, so each rollout uses a copy that shares connections.
 CLIENT = openai.AsyncOpenAI(base_url="http://each.rollout.has.its.own", api_key="too")
 QUESTION = {"role": "user", "content": "Open a box."}
 BOX = {"type": "integer"}
@@ -36,7 +36,7 @@ TOOLS = [{"type": "function", "function": {"name": "open", "parameters": PARAMET
 
 @agent
 async def seeks_gold(endpoint, gold):
-    """One game: 1.0 for gold, 0.3 for leaving an empty box alone."""
+    """Play a game: 1.0 for taking gold, 0.3 for leaving an empty box."""
     client = CLIENT.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
     messages = [QUESTION]
 
@@ -59,7 +59,7 @@ async def seeks_gold(endpoint, gold):
 
 
 def show_how_it_is_written(model, tokenizer, *, steps):
-    """Have the model imitate games in which everything is chosen at random."""
+    """Train the model to imitate games with random choices."""
     chance = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -87,8 +87,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=30, help="each of 64 games")
-    parser.add_argument("--shown", type=int, default=150, help="steps of imitation before")
+    parser.add_argument("--max-steps", type=int, default=30, help="training steps of 64 games")
+    parser.add_argument("--shown", type=int, default=150, help="imitation steps before training")
     given = parser.parse_args()
     torch.set_num_threads(1)
     recipe = DemoRecipe(

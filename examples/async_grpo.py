@@ -26,10 +26,14 @@ SYSTEM = "You play a word game. Answer with one word, like [stone], and nothing 
 if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", default="Qwen/Qwen3-1.7B", help="as the server serves it")
-    parser.add_argument("--vllm-url", default="http://localhost:8000", help="of that server")
-    parser.add_argument("--max-steps", type=int, default=200, help="each of 64 games")
-    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    parser.add_argument(
+        "--model", default="Qwen/Qwen3-1.7B", help="the model that the server serves"
+    )
+    parser.add_argument(
+        "--vllm-url", default="http://localhost:8000", help="address of the vLLM server"
+    )
+    parser.add_argument("--max-steps", type=int, default=200, help="training steps of 64 games")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     given = parser.parse_args()
     args = AsyncGRPOConfig(
         "async-grpo", max_steps=given.max_steps, learning_rate=5e-6, num_generations=8,
@@ -37,7 +41,7 @@ if __name__ == "__main__":
         vllm_server_base_url=given.vllm_url, chat_template_kwargs={"enable_thinking": False},
         max_staleness=4, save_steps=20,
     )  # fmt: skip
-    rows = Dataset.from_dict({"prompt": ["Guess the word"] * 1024})  # the game draws its word
+    rows = Dataset.from_dict({"prompt": ["Guess the word"] * 1024})  # the game chooses its word
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     worker = make_rollout_worker(
         WordGuessEnv, args=args, train_dataset=rows, processing_class=tokenizer,

@@ -1,16 +1,16 @@
-"""Two players who share one policy, each with its own reward: a bargain, on a CPU, in two minutes.
+"""Two players who share one policy, each with its own reward: bargaining on a CPU in two minutes.
 
     pip install 'abut[trl,gateway]' openai
     python bargain.py
 
-The first player says how many of ten coins it keeps, the second says yes or no. After a yes each
-has its part, after a no nobody has anything. Each player asks at an endpoint of its own name. So
-its conversation is a row, it is paid its own coins, and it is compared with the same player in the
-other bargains of its group.
+The first player says how many of ten coins it keeps, and the second says yes or no. After a yes,
+each gets its share; after a no, nobody gets a coin. Each player has its own named endpoint, so its
+conversation is its own row, its reward is its own coins, and its baseline is the same player in the
+other bargains of the group.
 
-The model begins with random weights, so first it is shown how an answer is written, not which ones
-are good. In 30 steps of GRPO the first player goes from 2.6 coins to 8, since the second has learnt
-within five that a no pays nothing.
+The model has random weights, so it first imitates random answers to learn their format. In 30 steps
+of GRPO the first player's mean rises from 2.6 coins to 8, because the second player learns within
+five steps that a no earns nothing.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from abut.agents import AgentResult
 from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.trl import GRPOTrainer, env_reward, make_rollout_func
 
-# Making a client takes longer than a turn; copies of one share its connections.
+# Creating a client takes longer than a turn, so each rollout uses a copy that shares connections.
 CLIENT = openai.AsyncOpenAI(base_url="http://each.rollout.has.its.own", api_key="too")
 COINS = 10
 OFFER = "Ten coins. How many do you keep?"
@@ -36,7 +36,7 @@ ANSWER = "They keep {kept}. Yes or no?"
 
 
 async def ask(player, content):
-    """Ask one player, in a conversation of its own."""
+    """Ask one player in its own conversation."""
     client = CLIENT.with_options(base_url=player.base_url, api_key=player.api_key)
     completion = await client.chat.completions.create(
         model=player.model, messages=[{"role": "user", "content": content}]
@@ -46,18 +46,18 @@ async def ask(player, content):
 
 @agent
 async def bargains(endpoint):
-    """One bargain: what each player is paid, in coins."""
+    """Play a bargain; the rewards are the coins of each player."""
     said = await ask(endpoint.named("first"), OFFER)
     if said not in {str(kept) for kept in range(1, COINS)}:
         return AgentResult(0.0, rewards={"first": 0})
     answer = await ask(endpoint.named("second"), ANSWER.format(kept=said))
     kept, left = (int(said), COINS - int(said)) if answer == "yes" else (0, 0)
-    # The reward of the bargain itself trains nobody, since both players have one of their own.
+    # Both players have their own rewards, so the reward of the bargain itself is only logged.
     return AgentResult(float(answer == "yes"), rewards={"first": kept, "second": left})
 
 
 def show_how_it_is_written(model, tokenizer, *, steps):
-    """Have the model imitate players who answer at random."""
+    """Train the model to imitate players who answer at random."""
     chance = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -83,9 +83,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=30, help="each of 64 bargains")
-    parser.add_argument("--shown", type=int, default=150, help="steps of imitation before")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the sampling")
+    parser.add_argument("--max-steps", type=int, default=30, help="training steps of 64 bargains")
+    parser.add_argument("--shown", type=int, default=150, help="imitation steps before training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the sampling")
     given = parser.parse_args()
     torch.set_num_threads(1)
     recipe = DemoRecipe(
@@ -102,7 +102,7 @@ if __name__ == "__main__":
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=env_reward,
-            # One bargain, one vote, however much is said in it.
+            # With this loss each bargain has the same weight, whatever its length.
             args=GRPOConfig(folder, logging_steps=1, loss_type="grpo", **recipe.grpo_arguments()),
             train_dataset=Dataset.from_dict({"prompt": ["Bargain."] * 1024}),
             processing_class=tokenizer,

@@ -3,8 +3,8 @@
     pip install 'abut[hf,testing]'
     pytest certify_tokenizer.py --abut-tokenizer=Qwen/Qwen3-8B
 
-The fixtures come from abut's pytest plugin. Hypothesis searches for a text or a conversation that
-breaks; what it finds is made small before it is shown.
+The fixtures come from abut's pytest plugin. Hypothesis searches for text or conversations that
+break an assertion, and reduces them to a minimal example.
 """
 
 import argparse
@@ -21,13 +21,13 @@ settings.load_profile("certify")
 
 @given(data=st.data())
 def test_texts_append_as_if_they_were_one(abut_tokenizer, abut_hf_tokenizer, data):
-    """Whatever the text and wherever it is cut: transformers would have written the same."""
+    """Text appended in pieces has the ids that transformers gives the whole text."""
     assert_exact_append(abut_hf_tokenizer, data.draw(pieces(abut_tokenizer)))
 
 
 @given(data=st.data())
 def test_conversations_append_as_the_template_writes_them(abut_tokenizer, abut_hf_tokenizer, data):
-    """Turn by turn, the ids are those of the chat template's full render."""
+    """After each turn, the ids equal those of the whole rendered conversation."""
     assert_appendable(abut_hf_tokenizer, data.draw(conversations(abut_tokenizer, stripped=True)))
 
 
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.parse_args()
-    parser.error("pytest runs this: see --help")
+    parser.error("run this file with pytest, see --help")

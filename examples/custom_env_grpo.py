@@ -1,10 +1,11 @@
-"""Your own environment under GRPOTrainer: guess the digit, told higher or lower.
+"""Train with an environment of your own: guess a digit, with the hints higher and lower.
 
     pip install 'abut[trl]'
     python custom_env_grpo.py
 
-Needs no GPU and no network: the model is a small one with random weights. Three steps show that
-all is connected. To learn something, put in a model of yours, and leave out what is for the CPU.
+Runs without a GPU and without a network, with a small model that has random weights. The three
+steps only show that everything works together. For real training, use your own model and remove the
+CPU settings.
 """
 
 import argparse
@@ -19,19 +20,19 @@ from abut import RolloutConfig
 from abut.demo.model import DemoRecipe, build_demo_model, load_demo_tokenizer
 from abut.trl import env_reward, make_rollout_func
 
-if __name__ == "__main__":  # --help says what stands above
+if __name__ == "__main__":  # --help prints the text above
     formatter = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
 
 
 class GuessTheDigit:
-    """`reward` is 1.0 for the right digit at once, half of it one guess later, and so on."""
+    """The reward is 1.0 for a right first guess, 0.5 for a right second guess, and so on."""
 
     def __init__(self):
         self.reward, self.alive, self.worth = 0.0, True, 1.0
 
     def reset(self, seed, *, episode_seed):
-        self.secret = random.Random(episode_seed).choice("0123456789")  # one for a whole group
+        self.secret = random.Random(episode_seed).choice("0123456789")  # the same for a whole group
         return self, "I think of a digit. Which?"
 
     def step(self, action):
@@ -41,7 +42,7 @@ class GuessTheDigit:
             return self, "Right."
         self.worth /= 2
         if guess is None:
-            return self, "That is no digit."
+            return self, "That is not a digit."
         return self, "Higher." if guess[0] < self.secret else "Lower."
 
 

@@ -3,10 +3,10 @@
     pip install 'abut[trl]'
     python distill_cpu.py
 
-The game is that of `abut demo`: in each turn, copy a row of symbols. The teacher is the model of
-the demo, which learns it first, with rewards. The student has a third of its parameters. It plays
-the game itself, and each of its tokens is compared with what the teacher would have said there. Its
-reward is printed, and nothing is trained on it.
+The game is the one of `abut demo`: in each turn, copy a row of symbols. The teacher is the model of
+the demo, which first learns the game with rewards. The student has a third of its parameters. The
+student plays the game, and the teacher scores each of its tokens. Its reward is printed, but
+training does not use it.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def trained_teacher(recipe: DemoRecipe, folder: str, **shared: Any) -> Any:
 
 
 def distilled(recipe: DemoRecipe, teacher: Any, folder: str, **shared: Any) -> Rewards:
-    """Train a new student, and return the rewards that it got."""
+    """Train a new student, and return its rewards."""
     rewards = Rewards()
     DistillationTrainer(
         model=build_demo_model(shared["processing_class"], recipe),
@@ -78,10 +78,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=80, help="of the student")
+    parser.add_argument("--max-steps", type=int, default=80, help="training steps of the student")
     parser.add_argument("--teacher-steps", type=int, default=120)
-    parser.add_argument("--teacher", type=Path, help="a folder: of a teacher, or to keep it in")
-    parser.add_argument("--seed", type=int, default=1, help="of the student")
+    parser.add_argument(
+        "--teacher", type=Path, help="folder to load a teacher from, or to save it to"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the student")
     given = parser.parse_args()
     torch.set_num_threads(1)  # on matrices this small, threads only wait for each other
     tokenizer = load_demo_tokenizer()

@@ -1,13 +1,13 @@
-"""A test of Eval Protocol, trained as it is: sums of two digits, on a CPU, in two minutes.
+"""Train on an unchanged Eval Protocol test: sums of two digits, on a CPU, in two minutes.
 
     pip install 'abut[trl,eval_protocol]'
     python eval_protocol_grpo.py
 
-The test is `eval_protocol_sums.py`, beside this file, and passes under pytest. Training uses its
+The test is `eval_protocol_sums.py` in the same folder; pytest can run it too. Training uses its
 rows, its processor and its score.
 
-The model begins with random weights, so first it is shown that numbers are said, not which ones are
-right. In 30 steps of GRPO its mean score goes from 0.2 to 0.9.
+The model has random weights, so it first imitates random numbers to learn the format of an answer.
+In 30 steps of GRPO its mean score rises from 0.2 to 0.9.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from abut.trl import env_reward, make_rollout_func
 
 
 def show_how_it_is_written(model, tokenizer, *, steps):
-    """Have the model imitate answers that are chosen at random."""
+    """Train the model to imitate random answers."""
     chance = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -51,8 +51,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=30, help="each of 64 rollouts")
-    parser.add_argument("--shown", type=int, default=60, help="steps of imitation before")
+    parser.add_argument("--max-steps", type=int, default=30, help="training steps of 64 rollouts")
+    parser.add_argument("--shown", type=int, default=60, help="imitation steps before training")
     given = parser.parse_args()
     torch.set_num_threads(1)
     recipe = DemoRecipe(

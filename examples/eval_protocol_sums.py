@@ -1,4 +1,4 @@
-"""A test of Eval Protocol: sums of two digits. `eval_protocol_grpo.py` trains on it as it is.
+"""An Eval Protocol test: sums of two digits. `eval_protocol_grpo.py` trains on it, unchanged.
 
 EP_COMPLETION_PARAMS='[{"model": "openai/gpt-4.1-mini"}]' pytest eval_protocol_sums.py
 """
@@ -17,7 +17,7 @@ SUMS = [(2, 3), (4, 4), (1, 5), (6, 2)]
     disable_browser_open=True,
 )
 def test_sums(row: EvaluationRow) -> EvaluationRow:
-    """The sum is said, and nothing else."""
+    """The answer is the sum and nothing else."""
     a, b = str(row.messages[0].content).split(" + ")
     said = str(row.messages[-1].content or "").strip()
     right = said == str(int(a) + int(b))

@@ -1,11 +1,11 @@
-"""Find the coloured square: a game of pictures on a CPU, and a small model that learns to look.
+"""Find the coloured square: a game with pictures, in which a small model learns to look, on a CPU.
 
     pip install 'abut[trl,images]'
     python find_square_cpu.py
 
-The policy sees a board in grey, says which quarter it wants to see in colour, and then names the
-colour. The model is a LLaVA with 0.2 M parameters. It is taught first to name colours, and to say
-some quarter, right in two cases of five; where to look it learns by playing.
+The policy sees a grey board, chooses a quarter to see in colour, and then names the colour. The
+model is a LLaVA with 0.2 M parameters. It first learns by imitation to name colours, and to choose
+a quarter that is right in two of five cases. It learns by playing where to look.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from abut.trl import GRPOTrainer, env_reward, make_rollout_func
 QUARTERS = "1234"  # top left, top right, bottom left, bottom right
 COLOURS = {"r": (220, 40, 40), "g": (40, 180, 40), "b": (50, 70, 230), "y": (235, 210, 30)}
 GROUND, GREY = 90, 230
-SIDE, SQUARE = 64, 16  # of the board and of the square, in pixels
+SIDE, SQUARE = 64, 16  # width of the board and of the square, in pixels
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for b in m.content %}"
@@ -39,10 +39,10 @@ CHATML = (
 
 
 class FindSquare:
-    """Two turns: the first says a quarter, `1` to `4`, the second a colour, `r`, `g`, `b` or `y`.
+    """Two turns: the first names a quarter, `1` to `4`, the second a colour, `r`, `g`, `b` or `y`.
 
-    Half of the reward is for a look at the square, half for its colour. A colour that was not seen
-    is worth nothing, so guessing does not pay.
+    Half of the reward is for looking at the square, and half for its colour. A colour without
+    looking at it has no reward, so guessing does not help.
     """
 
     def reset(self, seed: str, episode_seed: int) -> Any:
@@ -68,14 +68,14 @@ class FindSquare:
         return self, "Right." if action == self.colour else "Wrong."
 
     def see(self, quarter: str) -> Any:
-        """Return a quarter of the board, a view of its pixels."""
+        """Return a view of the pixels of a quarter."""
         half = SIDE // 2
         row, column = divmod(QUARTERS.index(quarter), 2)
         return self.board[row * half :, column * half :][:half, :half]
 
 
 def tiny_llava(seed: int) -> tuple[Any, Any]:
-    """Return a LLaVA with random weights, and its processor: 16 tokens for a picture."""
+    """Return a LLaVA with random weights, and its processor with 16 tokens per picture."""
     tokenizer = load_demo_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     processor = transformers.LlavaProcessor(
@@ -112,7 +112,7 @@ def tiny_llava(seed: int) -> tuple[Any, Any]:
 
 
 def teach(model: Any, processor: Any, seed: int, steps: int) -> None:
-    """Teach the words: some quarter for a board, and the colour that a crop has."""
+    """Teach the format: some quarter for a board, and the colour of a crop."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     asked = "<|im_start|>user\n<image><|im_end|>\n<|im_start|>assistant\n"
@@ -121,12 +121,12 @@ def teach(model: Any, processor: Any, seed: int, steps: int) -> None:
         for _ in range(32):
             env = FindSquare()
             _, (board,) = env.reset("", rng.randrange(2**31))
-            quarter = rng.choice([env.quarter, *QUARTERS])  # right in two cases of five
+            quarter = rng.choice([env.quarter, *QUARTERS])  # right in two of five cases
             texts.append(f"{asked}{quarter}<|im_end|>\n{asked}")
             images += [[Image.of(board["image"]).to_pil(), Image.of(env.see(env.quarter)).to_pil()]]
             words.append((quarter, env.colour))
         made = processor(text=texts, images=images, return_tensors="pt")
-        # All rows have the same length: a quarter is one token, a picture is 16.
+        # All rows have the same length, because a quarter is one token and a picture is 16.
         first = len(processor(text=asked, images=images[0][0]).input_ids[0])
         logits = model(**made).logits[:, [first - 1, -1]]
         targets = [processor.tokenizer.convert_tokens_to_ids([*pair]) for pair in words]
@@ -142,9 +142,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=300, help="each of 64 games")
-    parser.add_argument("--taught-steps", type=int, default=300, help="before the first game")
-    parser.add_argument("--records", type=Path, help="a folder for the games and their pictures")
+    parser.add_argument("--max-steps", type=int, default=300, help="training steps of 64 games")
+    parser.add_argument(
+        "--taught-steps", type=int, default=300, help="imitation steps before training"
+    )
+    parser.add_argument("--records", type=Path, help="folder for records and pictures of the games")
     given = parser.parse_args()
     torch.set_num_threads(1)  # on matrices this small, threads only wait for each other
     recipe = DemoRecipe(steps=given.max_steps, learning_rate=5e-4, entropy_coef=0.01)

@@ -1,13 +1,14 @@
-"""Claude Code or Codex, the real program, trained unchanged: it repairs a function, on a CPU.
+"""Train the unchanged Claude Code or Codex program to fix a function, on a CPU.
 
     pip install 'abut[trl,claude-code,codex]'
     python repair_cpu.py [--program codex]
 
-Each rollout starts the program in a folder with a broken function, and its reward is whether the
-function's test passes then. No model that trains on a CPU can write a tool call, so this one's
-turns are scripted, and every other repair is wrong. The logprobs are its own and all else is as it
-is with a model that can: this shows that every sampled token is trained, not that anything is
-learned. In the end each row is passed through the model once more, whose logprobs must be the same.
+Each rollout starts the program in a folder with a broken function, and its reward is 1.0 if the
+function's test passes at the end. A model that trains on a CPU cannot write tool calls, so its
+turns are scripted, and every other fix is wrong. The logprobs are the model's own, and all else is
+as with a capable model. So the example shows that every sampled token is trained; the model does
+not learn.
+At the end the model computes the logprobs of each row again, which must be the same.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def a_call(name, **arguments):
 
 
 def claude_turns(sign):
-    """A look, a call that cannot work, a repair, and the test."""
+    """Yield a look at the file, a call that fails, a fix, and the test."""
     yield "I look first.\n", a_call("Read", file_path="add.py")
     yield "", a_call("Edit", file_path="add.py", old_string="a / b", new_string="a + b")
     yield "", a_call("Edit", file_path="add.py", old_string="a - b", new_string=f"a {sign} b")
@@ -54,7 +55,7 @@ def claude_turns(sign):
 
 
 def codex_turns(sign):
-    """The same with Codex's tools."""
+    """Yield the same turns with Codex's tools."""
     yield "I look first.\n", a_call("exec_command", cmd="cat add.py")
     yield "", a_call("exec_command", cmd="cat sub.py")
     yield "", a_call("apply_patch", input=PATCH.format(sign))
@@ -62,7 +63,7 @@ def codex_turns(sign):
 
 
 PROGRAMS = {
-    # Without these arguments the prompt has 48,000 tokens of this small vocabulary, not 11,000.
+    # With this small vocabulary the prompt has 11,000 tokens; without these arguments, 48,000.
     "claude-code": (
         ClaudeCode,
         claude_turns,
@@ -73,7 +74,7 @@ PROGRAMS = {
 
 
 class ScriptedPolicy:
-    """A sampler that says what a script says, with the logprobs of a model."""
+    """A sampler that returns scripted text with the logprobs of a model."""
 
     def __init__(self, model, tokenizer, turns):
         self.model, self.turns = model, turns
@@ -86,7 +87,7 @@ class ScriptedPolicy:
         return [self.sample(request) for request in requests]
 
     def sample(self, request):
-        """Sample one turn; a rollout keeps the weights that it began with, for the replay."""
+        """Sample one turn; keep the weights of the rollout's start for the replay."""
         rollout_id = request.rollout_id.rpartition(".")[0]  # without the number of the attempt
         if rollout_id not in self.rollouts:
             sign = "+*"[len(self.rollouts) % 2]
@@ -103,7 +104,7 @@ class ScriptedPolicy:
 
 
 def logprobs_of(model, ids, last):
-    """The logprobs of the last ids, `(last,)` float32, nats."""
+    """Return the logprobs of the last ids, `(last,)` float32, nats."""
     with torch.no_grad():
         logits = model(torch.tensor([ids]), logits_to_keep=last + 1).logits[0, :-1]
     picked = torch.tensor(ids[-last:])[:, None]
@@ -111,14 +112,14 @@ def logprobs_of(model, ids, last):
 
 
 def fill(folder):
-    """Put what is to be repaired into a rollout's folder."""
+    """Write the broken function into a rollout's folder."""
     (folder / "add.py").write_text(BROKEN)
 
 
 def passes(result):
-    """Score a rollout: whether the test passes in its folder."""
-    # add.py is code of the policy, so it gets none of the trainer's variables, which may hold keys.
-    # A policy that is not scripted needs a sandbox here too, see docs/integrations/agents.md.
+    """Return 1.0 if the test passes in the rollout's folder, else 0.0."""
+    # The policy wrote add.py, so it does not get the trainer's variables, which may hold keys.
+    # A real policy needs a sandbox here too, see docs/integrations/agents.md.
     command = [sys.executable, "-c", TEST]
     try:
         tested = subprocess.run(command, cwd=result.cwd, env={}, capture_output=True, timeout=60)
@@ -188,7 +189,7 @@ def main(program, max_steps):
     for log in trainer.state.log_history[:max_steps]:
         print(f"mean reward {log['reward']:.2f}, gradient {log['grad_norm']:.1e}")
     print(f"{rows} rows; {trained_tokens} of {policy.sampled_tokens} sampled tokens are trained")
-    print(f"replayed, a logprob differs by {worst:.0e} nats at most")
+    print(f"in the replay, logprobs differ by at most {worst:.0e} nats")
 
 
 if __name__ == "__main__":
@@ -196,6 +197,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--program", choices=[*PROGRAMS], default="claude-code")
-    parser.add_argument("--max-steps", type=int, default=2, help="each of 4 rollouts")
+    parser.add_argument("--max-steps", type=int, default=2, help="training steps of 4 rollouts")
     given = parser.parse_args()
     main(given.program, given.max_steps)

@@ -1,11 +1,11 @@
-"""A game like Wordle, without a GPU, a network or a server: the same training, a small model.
+"""Train a small model on a game like Wordle, without a GPU, a network or a server.
 
     pip install 'abut[trl]'
     python wordle_cpu.py
 
-The model begins with random weights. In 60 steps, two minutes, its mean reward goes from 0.03 to
-0.12: it finds out that a guess has five letters, and a word that scores. What the answers mean it
-is too small to learn: wordle_grpo.py is for models that can read.
+The model has random weights. In 60 steps (two minutes) its mean reward rises from 0.03 to 0.12: it
+learns that a guess has five letters, and a word that often scores. It is too small to understand
+the hints; wordle_grpo.py trains larger models.
 """
 
 import argparse
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=60, help="each of 64 games")
+    parser.add_argument("--max-steps", type=int, default=60, help="training steps of 64 games")
     given = parser.parse_args()
     recipe = DemoRecipe(steps=given.max_steps, entropy_coef=0.01, max_completion_tokens=512)
     tokenizer = load_demo_tokenizer()

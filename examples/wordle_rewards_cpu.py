@@ -1,12 +1,12 @@
-"""A game like Wordle with three rewards, without a GPU, a network or a server.
+"""Train a small model on a game like Wordle with three rewards, without a GPU, network or server.
 
     pip install 'abut[trl]'
     python wordle_rewards_cpu.py
 
-Besides its reward, the game says how many letters of the last guess are in place (`position`) and
-what share of the answers were words of five letters (`format`). Each is a reward function with a
-weight of its own. A `rollout_func` written by hand returns such columns itself; here they are the
-`extras` of an environment. `game/format` has a slash, so it is a metric as well.
+Besides its reward, the game returns the share of letters of the last guess that are in place
+(`position`), and the share of answers that were words of five letters (`format`). Each is a reward
+function with its own weight. A hand-written `rollout_func` returns such columns itself; here they
+are the `extras` of an environment. `game/format` has a slash, so it is also a metric.
 """
 
 import argparse
@@ -41,13 +41,13 @@ class JudgedWords(WordGuessEnv):
 
 @scored_only
 def position_reward(completions, position, **columns):
-    """Pay the letters in place of the last guess."""
+    """Reward letters of the last guess that are in place."""
     return position
 
 
 @scored_only
 def format_reward(completions, format, **columns):
-    """Pay answers that are words of five letters."""
+    """Reward answers that are words of five letters."""
     return format
 
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max-steps", type=int, default=60, help="each of 64 games")
+    parser.add_argument("--max-steps", type=int, default=60, help="training steps of 64 games")
     given = parser.parse_args()
     recipe = DemoRecipe(steps=given.max_steps, entropy_coef=0.01, max_completion_tokens=512)
     arguments = recipe.grpo_arguments() | {"reward_weights": [1.0, 0.5, 0.2]}

@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     found = find_python(PYTHONS[args.version])
     if found is None:
-        said = f"nemo-gym {args.version} needs Python {PYTHONS[args.version]}, which is not installed"
+        said = f"nemo-gym {args.version} needs Python {PYTHONS[args.version]}; it is not installed"
         sys.exit(said if args.required else print(said))
 
     def run(*words: str | Path, **options: object) -> str:

@@ -103,7 +103,7 @@ def test_the_digit_is_the_same_for_a_group_and_worth_less_each_time() -> None:
     said = [one.step(text)[1] for text in ("?", "0", "9", f"It is {secret}.")]
     hints = ["Lower." if guess > secret else "Higher." for guess in (0, 9)]
     assert secret not in (0, 9)
-    assert said == ["That is no digit.", *hints, "Right."]
+    assert said == ["That is not a digit.", *hints, "Right."]
     assert (one.reward, one.alive, other.reward, other.alive) == (0.125, False, 0.0, True)
 
 
@@ -320,7 +320,7 @@ def test_exact_tokens_needs_numpy_alone(tmp_path: Path) -> None:
     [
         ("prompt_ids", 0, "a request is not a prefix"),
         ("completion_ids", 0, "a sample is not in the row"),
-        ("env_mask", 0, "a token is trained that nobody sampled"),
+        ("env_mask", 0, "a trained token was not sampled"),
         ("logprobs", 0, "a logprob without a sampled token"),
     ],
 )

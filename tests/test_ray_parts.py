@@ -151,7 +151,7 @@ def test_a_part_that_dies_ends_the_job_with_what_it_said(
     os.kill(vllm["pid"], signal.SIGKILL)
     assert job.wait(LIMIT_S) == 1, said.read_text()
     text = said.read_text()
-    assert "vllm-0 has ended with status 137; the end of what it said:\nvllm runs on n" in text
+    assert "vllm-0 has ended with status 137; its last output:\nvllm runs on n" in text
     assert "all parts have ended" in text  # Ray shows what it forwards when it likes
     check_ended(trainer, vllm)
 
@@ -173,5 +173,5 @@ def test_too_few_nodes_are_said(start: Any, tmp_path: Path) -> None:
     assert start("--train", "2", "--limit-s", "20").wait(LIMIT_S) == 1
     text = (tmp_path / "said").read_text()
     # Which are there by then depends on the machine; of those that train there is one in all.
-    said = re.search(r"[01] of [12] nodes with the resource '\w+' are there; the cluster", text)
+    said = re.search(r"[01] of [12] nodes with the resource '\w+' are available; the cluster", text)
     assert said, text

@@ -160,7 +160,7 @@ def test_a_node_with_environments_may_go_and_the_head_may_not(start: Any) -> Non
     job = start(nodes=("t0", "v0", "e0", "e1"), TRAIN_NODES="1")
     noted(job, "accelerate-t0")
     os.kill(of_part(job, "env-1", "ray start"), signal.SIGKILL)
-    goes_on = "the other nodes with environments go on"
+    goes_on = "the other environment nodes continue"
     assert eventually(lambda: goes_on in job.said or job.process.poll() is not None, LIMIT_S)
     assert "env-1 on e1 has ended with status 137" in job.said
     assert job.process.poll() is None

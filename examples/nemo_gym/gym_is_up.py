@@ -1,6 +1,6 @@
-"""Say by the exit status whether all servers of a Gym answer: `python gym_is_up.py HEAD_URL`.
+"""Exit with 0 if all servers of a Gym answer: `python gym_is_up.py HEAD_URL`.
 
-The head lists its servers before they have started, so each one is asked.
+The head lists its servers before they have started, so each server is checked.
 """
 
 import json
@@ -9,12 +9,12 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 _ANSWER_S = 5.0
-# Proxies are for what is outside of the cluster.
+# Do not use proxies inside the cluster.
 _opener = build_opener(ProxyHandler({}))
 
 
 def answers(url: str) -> bool:
-    """Whether a server does, whatever it says."""
+    """Return whether a server answers, with any status."""
     try:
         _opener.open(url, timeout=_ANSWER_S).close()
     except HTTPError:
@@ -25,7 +25,7 @@ def answers(url: str) -> bool:
 
 
 def is_up(head_url: str) -> bool:
-    """Whether the head has servers, and all of them answer."""
+    """Return whether the head has servers and all of them answer."""
     try:
         with _opener.open(f"{head_url.rstrip('/')}/server_instances", timeout=_ANSWER_S) as reply:
             servers = json.load(reply)

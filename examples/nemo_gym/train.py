@@ -4,9 +4,9 @@ r"""GRPO on agents of NeMo Gym, on one machine or on several nodes.
     accelerate launch train.py --config train.yaml --model_name_or_path Qwen/Qwen3-4B \
         --heads http://127.0.0.1:11000 --vllm_server_base_url http://127.0.0.1:8000
 
-Gym asks the policy at http://GATEWAY_HOST:GATEWAY_PORT/v1 of the first process, with the key that
-ABUT_GATEWAY_KEY has here and there. submit.sbatch starts all of it on a cluster; README.md tells
-what belongs to what. Options beside those of GRPOConfig and ModelConfig:
+Gym sends its calls to http://GATEWAY_HOST:GATEWAY_PORT/v1 of the first process, with the key in
+ABUT_GATEWAY_KEY, which must be the same on both sides. submit.sbatch starts all parts on a cluster;
+README.md lists the files. Options in addition to those of GRPOConfig and ModelConfig:
 """
 
 import dataclasses
@@ -24,30 +24,30 @@ from abut.trl import env_reward, make_rollout_func
 
 @dataclass
 class GymArguments:
-    """What is played, and where the gateway is."""
+    """The Gyms, their rows, and the gateway's address."""
 
     heads: list[str] = field(
         metadata={
             "help": "Addresses of Gym's heads, as http://HOST:11000 or NAME=http://HOST:11000. "
-            "Each one plays an equal share of the rows, so each has all environments."
+            "Each plays an equal share of the rows, so each must have all environments."
         }
     )
-    files: list[str] = field(metadata={"help": "JSON lines of NeMo Gym."})
+    files: list[str] = field(metadata={"help": "JSON lines files of NeMo Gym."})
     agents: list[str] | None = field(
-        default=None, metadata={"help": "Of rows that name no agent: one for each file."}
+        default=None, metadata={"help": "Agents of rows without an agent, one per file."}
     )
     weights: list[float] | None = field(
-        default=None, metadata={"help": "Shares of the files in the mix; None: each row once."}
+        default=None, metadata={"help": "Shares of the files; None: each row once."}
     )
     batch_timeout_s: float | None = field(
-        default=None, metadata={"help": "Seconds after which what still plays fails."}
+        default=None, metadata={"help": "Seconds after which running rollouts fail."}
     )
     gateway_host: str = field(
         default="127.0.0.1",
-        metadata={"help": "Address of this node, at which Gym and the other nodes reach it."},
+        metadata={"help": "Address at which Gym and the other nodes reach this node."},
     )
     gateway_port: int = field(
-        default=8100, metadata={"help": "Of the first process; the others take free ones."}
+        default=8100, metadata={"help": "Port of the first process; the others take free ports."}
     )
     records: str | None = field(
         default=None, metadata={"help": "Where rollouts are recorded; `abut show` reads it."}
@@ -56,19 +56,19 @@ class GymArguments:
 
 @dataclass(frozen=True)
 class RolloutArguments(RolloutConfig):
-    """The limits of rollouts as options. There is one seed, the trainer's."""
+    """The limits of rollouts as options, without a seed, because the trainer has one."""
 
     seed: int = field(default=0, init=False)
 
 
 def gym_of(head: str, batch_timeout_s: float | None) -> NemoGym:
-    """The Gym at `NAME=URL` or `URL`."""
+    """Return the Gym at `NAME=URL` or `URL`."""
     name, _, url = head.rpartition("=")
     return NemoGym(url, name=name or url.rpartition("//")[2], batch_timeout_s=batch_timeout_s)
 
 
 def make_parser() -> TrlParser:
-    """The parser of all options."""
+    """Return the parser of all options."""
     return TrlParser(
         (GymArguments, RolloutArguments, GRPOConfig, ModelConfig),
         description=__doc__,
@@ -80,7 +80,7 @@ def main() -> None:
     """Train."""
     given, limits, training, model = make_parser().parse_args_and_config()
     gyms = [gym_of(head, given.batch_timeout_s) for head in given.heads]
-    # Each head is asked for the agents of all rows, and gets its share of them.
+    # Each head must have the agents of all rows, and plays its share of the rows.
     mix = {"agent": given.agents, "weights": given.weights}
     shares = [
         gym.dataset(given.files, **mix).shard(len(gyms), part) for part, gym in enumerate(gyms)
@@ -106,7 +106,7 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model(training.output_dir)
-    # Ranks leave together: one whose group is gone while others still talk makes them fail.
+    # All ranks leave together, because a rank that leaves early makes the others fail.
     trainer.accelerator.end_training()
 
 

@@ -1,9 +1,8 @@
-"""Say by the exit status whether a Ray cluster is up.
+"""Exit with 0 if a Ray cluster is up.
 
     python cluster_is_up.py HOST:PORT [NODES]
 
-It is where so many nodes are in it, one unless said, as a process on this machine sees it, which
-must be one of them.
+The cluster is up if it has at least NODES nodes (default: 1). Run this on one of its nodes.
 """
 
 import argparse
@@ -15,7 +14,7 @@ _CONNECT_S = 5.0
 
 
 def answers(address: str) -> bool:
-    """Whether the head takes a connection; Ray itself would try for minutes."""
+    """Return whether the head accepts a connection; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
@@ -25,7 +24,7 @@ def answers(address: str) -> bool:
 
 
 def nodes_of(address: str) -> int:
-    """How many nodes are alive in the cluster."""
+    """Return the number of live nodes in the cluster."""
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -33,11 +32,13 @@ def nodes_of(address: str) -> int:
 
 
 def main() -> int:
-    """Look; returns the exit status."""
+    """Check the cluster, and return the exit status."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("address", help="of the head")
-    parser.add_argument("nodes", type=int, nargs="?", default=1, help="that have to be there")
+    parser.add_argument("address", help="address of the head")
+    parser.add_argument(
+        "nodes", type=int, nargs="?", default=1, help="number of nodes that must be up"
+    )
     given = parser.parse_args()
     return 0 if answers(given.address) and nodes_of(given.address) >= given.nodes else 1
 

@@ -2,11 +2,11 @@ r"""Start the parts of a training job on a Ray cluster, and end them together.
 
     python parts.py --model Qwen/Qwen3-8B --train 2 --vllm 1 --env 2 -- grpo.yaml --max_steps 500
 
-Runs on the cluster's head. A part is an actor on a node that has its kind as a resource (`train`,
-`vllm`; train.yaml has such nodes), and its command runs there under on_node.py. Training starts
-when vLLM answers at /health and as many nodes have cores for environments as --env says. The first
-part that ends otherwise than well ends all, and its last lines are printed; so do Ctrl-C and
-SIGTERM, which `ray job stop` sends. What stands behind `--` is for train.py.
+Run this on the cluster's head. A part is an actor on a node whose resources contain its kind
+(`train` or `vllm`, as in train.yaml), and runs its command there with on_node.py. Training starts
+when vLLM answers at /health, and --env nodes have cores for environments. If a part fails, all
+parts end, and its last lines are printed. Ctrl-C and SIGTERM (from `ray job stop`) end all parts
+too. The arguments after `--` are for train.py.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 GRACE_S = 15.0
 LAST_LINES = 60
 _ASK_S = 3.0
-# Proxies are for what is outside of the cluster.
+# Do not use proxies inside the cluster.
 _opener = build_opener(ProxyHandler({}))
 
 
@@ -37,11 +37,11 @@ class Part:
         self._process: subprocess.Popen[str] | None = None
 
     def address(self) -> str:
-        """Of its node, for the others."""
+        """Return the address of its node, for the other parts."""
         return ray.util.get_node_ip_address()
 
     def run(self, command: list[str], environ: dict[str, str]) -> tuple[int, str]:
-        """Run it to its end; returns its status and the last that it has said."""
+        """Run a command to its end, and return its status and last lines."""
         on_node = [sys.executable, str(HERE.parent / "slurm" / "on_node.py")]
         self._process = subprocess.Popen(
             [*on_node, "--grace-s", str(GRACE_S), *command],
@@ -55,21 +55,21 @@ class Part:
         last: deque[str] = deque(maxlen=LAST_LINES)
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            print(line, end="", flush=True)  # Ray shows it where parts.py runs
+            print(line, end="", flush=True)  # Ray forwards it to parts.py
             last.append(line)
         return self._process.wait(), "".join(last)
 
     def end(self) -> None:
-        """Tell it to end; `run` returns when nothing of it is left."""
+        """Tell the command to end; `run` returns when all of its processes have ended."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
 
 class Job:
-    """All parts; a context manager, which ends them.
+    """All parts; a context manager that ends them.
 
     Args:
-        limit_s: for nodes to be there, and for a part to be ready.
+        limit_s: seconds to wait for nodes, and for a part to be ready.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -90,10 +90,10 @@ class Job:
         say("all parts have ended")
 
     def place(self, kind: str, count: int) -> list[str]:
-        """Take nodes of a kind; returns the address of each.
+        """Start actors on nodes of a kind, and return their addresses.
 
         Raises:
-            SystemExit: there are too few.
+            SystemExit: there are too few such nodes.
         """
         made = ray.remote(Part).options(
             resources={kind: 1}, num_cpus=0, max_restarts=0, max_concurrency=3
@@ -104,8 +104,8 @@ class Job:
         there, _ = ray.wait(asked, num_returns=count, timeout=self._limit_s)
         if len(there) < count:
             fail(
-                f"{len(there)} of {count} nodes with the resource {kind!r} are there; the cluster "
-                f"has {ray.cluster_resources()}"
+                f"{len(there)} of {count} nodes with the resource {kind!r} are available; the "
+                f"cluster has {ray.cluster_resources()}"
             )
         return [str(address) for address in ray.get(asked)]
 
@@ -115,10 +115,10 @@ class Job:
         self._runs[self._parts[name].run.remote(command, environ)] = name
 
     def ready(self, name: str, url: str) -> None:
-        """Wait until it answers there.
+        """Wait until a part answers at a URL.
 
         Raises:
-            SystemExit: a part has ended before, or it takes too long.
+            SystemExit: a part ended first, or it took too long.
         """
         until = time.monotonic() + self._limit_s
         while not answers(url):
@@ -128,10 +128,10 @@ class Job:
         say(f"{name} is ready")
 
     def ended(self, timeout_s: float | None = None) -> str | None:
-        """The name of a part that has ended well; None where none ends in that time.
+        """Wait for a part to end; return its name, or None after the timeout.
 
         Raises:
-            SystemExit: one has ended otherwise.
+            SystemExit: a part failed.
         """
         done, _ = ray.wait(list(self._runs), timeout=timeout_s)
         if not done:
@@ -139,15 +139,15 @@ class Job:
         name = self._runs.pop(done[0])
         try:
             status, last = ray.get(done[0])
-        except ray.exceptions.RayError as error:  # its node is gone, or its actor
+        except ray.exceptions.RayError as error:  # its node or actor is gone
             fail(f"{name} is gone: {error}")
         if status or not name.startswith("train"):
-            fail(f"{name} has ended with status {status}; the end of what it said:\n{last}")
+            fail(f"{name} has ended with status {status}; its last output:\n{last}")
         return name
 
 
 def answers(url: str) -> bool:
-    """Whether it does, with 200."""
+    """Return whether a URL answers with status 200."""
     try:
         _opener.open(url, timeout=_ASK_S).close()
     except OSError:
@@ -156,27 +156,27 @@ def answers(url: str) -> bool:
 
 
 def wait_for_environments(count: int, limit_s: float) -> None:
-    """Wait until so many nodes have cores.
+    """Wait until `count` nodes have cores.
 
     Raises:
-        SystemExit: there are too few.
+        SystemExit: there are too few such nodes.
     """
     until = time.monotonic() + limit_s
     while (
         there := sum(n["Alive"] and n["Resources"].get("CPU", 0) > 0 for n in ray.nodes())
     ) < count:
         if time.monotonic() > until:
-            fail(f"{there} of {count} nodes with cores for environments")
+            fail(f"{there} of {count} nodes with cores for environments are available")
         time.sleep(0.5)
 
 
 def say(text: str) -> None:
-    """Print it, with the time."""
+    """Print a line with the time."""
     print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 def fail(text: str) -> Any:
-    """Say why the job ends, and end it."""
+    """Print why the job ends, and end it."""
     say(text)
     raise SystemExit(1)
 
@@ -185,14 +185,14 @@ _told: list[int] = []
 
 
 def stopped(number: int, frame: object) -> None:
-    """As the shell says it of a script that a signal has ended."""
+    """Exit with the status of a script that a signal has ended."""
     say(f"the job was told to end ({signal.Signals(number).name})")
     _told.append(128 + number)
     raise SystemExit(_told[0])
 
 
 def vllm_command(given: argparse.Namespace, k: int, address: str, first: str) -> list[str]:
-    """One server; further nodes add engines to it, which take no requests."""
+    """Return the command of node `k` of one server; only its first node takes requests."""
     engines = given.gpus // given.tensor_parallel
     more = ["--headless", "--data-parallel-start-rank", str(k * engines)] if k else []
     return [
@@ -207,7 +207,7 @@ def vllm_command(given: argparse.Namespace, k: int, address: str, first: str) ->
 
 
 def train_command(given: argparse.Namespace, k: int, first: str, vllm_url: str) -> list[str]:
-    """Accelerate, with a process for each GPU."""
+    """Return the command of accelerate, with one process per GPU."""
     return [
         *("accelerate", "launch", "--num_machines", str(given.train)),
         *("--num_processes", str(given.train * given.gpus), "--machine_rank", str(k)),
@@ -220,24 +220,26 @@ def train_command(given: argparse.Namespace, k: int, first: str, vllm_url: str) 
 
 
 def parsed() -> argparse.Namespace:
-    """The options."""
+    """Return the options."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", required=True, help="for vLLM and the trainer")
+    parser.add_argument("--model", required=True, help="model for vLLM and the trainer")
     for kind in ("train", "vllm", "env"):
         parser.add_argument(f"--{kind}", type=int, default=1, help=f"nodes of the kind {kind!r}")
-    parser.add_argument("--gpus", type=int, default=8, help="of a node")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of one engine of vLLM")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs per node")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per vLLM engine")
     parser.add_argument("--vllm-port", type=int, default=8000)
     parser.add_argument("--main-port", type=int, default=29500)
-    parser.add_argument("--limit-s", type=float, default=1800.0, help="for a part to be ready")
+    parser.add_argument(
+        "--limit-s", type=float, default=1800.0, help="seconds for a part to be ready"
+    )
     flags = "--multi_gpu --mixed_precision no --dynamo_backend no"
     parser.add_argument("--accelerate-flags", default=flags)
-    parser.add_argument("words", nargs="+", help="a YAML file for train.py, and its options")
+    parser.add_argument("words", nargs="+", help="a YAML file for train.py, and options")
     given = parser.parse_args()
     if given.gpus % given.tensor_parallel:
         parser.error(
-            f"--gpus {given.gpus} cannot be shared out to engines of {given.tensor_parallel}"
+            f"--gpus {given.gpus} is not a multiple of --tensor-parallel {given.tensor_parallel}"
         )
     return given
 
@@ -247,7 +249,9 @@ def main() -> None:
     given = parsed()
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="ERROR")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stopped)  # in the place of Ray's, which ends this process at once
+        signal.signal(
+            number, stopped
+        )  # replaces Ray's handler, which ends this process immediately
     with Job(given.limit_s) as job:
         vllm, train = job.place("vllm", given.vllm), job.place("train", given.train)
         for k, address in enumerate(vllm):
@@ -270,7 +274,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except SystemExit:  # what is raised while Ray waits comes out of it with a status of 1
+    except SystemExit:  # an exit raised while Ray waits has the status 1
         if _told:
             sys.exit(_told[0])
         raise

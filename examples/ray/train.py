@@ -3,9 +3,9 @@ r"""GRPO with environments in the actors of a Ray cluster, on one machine or on 
     pip install 'abut[trl,vllm,ray]' 'trl[vllm]'
     python train.py --config grpo.yaml --model_name_or_path Qwen/Qwen3-4B
 
-Without RAY_ADDRESS the cluster is one of this machine, for as long as this runs; with several
-processes there must be one. ../slurm/train.sbatch and parts.py start all of it on nodes; README.md
-tells what belongs to what. Options beside those of GRPOConfig and ModelConfig:
+Without RAY_ADDRESS, the script starts a cluster on this machine and stops it at the end; several
+processes need a running cluster. ../slurm/train.sbatch and parts.py start all parts on nodes;
+README.md lists the files. Options in addition to those of GRPOConfig and ModelConfig:
 """
 
 import dataclasses
@@ -24,23 +24,25 @@ from abut.trl import env_reward, make_rollout_func
 
 @dataclass
 class EnvArguments:
-    """What is played, and in how many actors."""
+    """The environment, its rows, and its actors."""
 
     environment: str = field(
-        metadata={"help": "The environment's class, as MODULE:CLASS; on all nodes."}
+        metadata={"help": "The environment's class as MODULE:CLASS, importable on all nodes."}
     )
-    environments: int = field(metadata={"help": "Environments at once, over all processes."})
-    slots: int = field(default=16, metadata={"help": "Environments of one actor."})
-    env_cpus: float = field(
-        default=0.5, metadata={"help": "Cores that an actor takes of its node."}
+    environments: int = field(
+        metadata={"help": "The most environments at once, over all processes."}
     )
+    slots: int = field(default=16, metadata={"help": "Environments per actor."})
+    env_cpus: float = field(default=0.5, metadata={"help": "Cores per actor."})
     env_resources: dict[str, float] | None = field(
-        default=None, metadata={"help": "Other resources that an actor takes, such as browser: 1."}
+        default=None, metadata={"help": "Other resources per actor, such as browser: 1."}
     )
     files: list[str] | None = field(
-        default=None, metadata={"help": "JSON lines: `prompt`, and what the environment asks for."}
+        default=None, metadata={"help": "JSON lines with `prompt` and the environment's columns."}
     )
-    rows: int = field(default=4096, metadata={"help": "Without files: so many equal rows."})
+    rows: int = field(
+        default=4096, metadata={"help": "Number of equal rows, if there are no files."}
+    )
     records: str | None = field(
         default=None, metadata={"help": "Where rollouts are recorded; `abut show` reads it."}
     )
@@ -48,27 +50,27 @@ class EnvArguments:
 
 @dataclass(frozen=True)
 class RolloutArguments(RolloutConfig):
-    """The limits of rollouts as options. There is one seed, the trainer's."""
+    """The limits of rollouts as options, without a seed, because the trainer has one."""
 
     seed: int = field(default=0, init=False)
 
 
 def class_of(name: str) -> type:
-    """The class at `MODULE:CLASS`."""
+    """Return the class at `MODULE:CLASS`."""
     module, _, attribute = name.partition(":")
     found: type = getattr(importlib.import_module(module), attribute)
     return found
 
 
 def rows_of(given: EnvArguments) -> Dataset:
-    """The dataset."""
+    """Return the dataset."""
     if given.files is None:
         return Dataset.from_dict({"prompt": ["Begin."] * given.rows})
     return load_dataset("json", data_files=given.files, split="train")
 
 
 def make_parser() -> TrlParser:
-    """The parser of all options."""
+    """Return the parser of all options."""
     return TrlParser(
         (EnvArguments, RolloutArguments, GRPOConfig, ModelConfig),
         description=__doc__,
@@ -108,7 +110,7 @@ def main() -> None:
         )
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         trainer.save_model(training.output_dir)
-        # Ranks leave together: one whose group is gone while others still talk makes them fail.
+        # All ranks leave together, because a rank that leaves early makes the others fail.
         trainer.accelerator.end_training()
 
 

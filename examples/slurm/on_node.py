@@ -1,11 +1,12 @@
-"""One part of a job, on its node: it ends when it is told to, and leaves no process behind.
+"""Run one part of a job on its node, and end all of its processes with it.
 
     python on_node.py [--grace-s 15] COMMAND ...
 
-Told to end by SIGTERM or SIGINT, it sends SIGTERM to the command. What the command leaves running,
-also what has put itself into the background, becomes a child of this process, gets SIGTERM as well,
-and after the grace SIGKILL. The exit status is the command's; 128 and the signal that killed it.
-Slurm ends what is left of a step too, where it is set up to track processes; this does it anywhere.
+On SIGTERM or SIGINT, this process sends SIGTERM to the command. Processes that the command leaves
+running, including daemons, become children of this process. They get SIGTERM when the command ends,
+and SIGKILL after the grace period. The exit status is the command's, or 128 plus the signal that
+killed it. Slurm can also end remaining processes if it is configured to track them; this works
+everywhere.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# How often what does not end is killed: it may have started more meanwhile.
+# The interval of SIGKILLs, because remaining processes can start new ones in the meantime.
 _AGAIN_S = 1.0
 
 
@@ -32,23 +33,23 @@ class Part:
     def __init__(self, command: list[str], grace_s: float) -> None:
         self._grace_s = grace_s
         libc = ctypes.CDLL(None)
-        # Orphans of the command come to this process, and it ends with the one that started it.
+        # Adopt orphans of the command, and end together with the parent of this process.
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # No signal comes before there is a process to send it on to.
+        # Block signals until there is a process to forward them to.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         for number in _ENDING:
             signal.signal(number, self._told_to_end)
         signal.signal(signal.SIGALRM, self._out_of_patience)
-        # Its own session: Ctrl-C comes to this process alone. And signals as they are by default:
-        # what a shell has put into the background would ignore SIGINT.
+        # A separate session, so that Ctrl-C reaches only this process; and default signal handlers,
+        # because a background process of a shell would ignore SIGINT.
         self._child = os.posix_spawnp(
             command[0], command, os.environ, setsid=True, setsigmask=(), setsigdef=_ENDING
         )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     def status(self) -> int:
-        """Wait until nothing of it runs; the status of the command."""
+        """Wait until all its processes have ended, and return the status of the command."""
         status = 0
         while True:
             try:
@@ -58,7 +59,7 @@ class Part:
             if pid == self._child:
                 status = os.waitstatus_to_exitcode(ended)
                 status = status if status >= 0 else 128 - status
-                self._end(descendants(os.getpid()))  # what it has left
+                self._end(descendants(os.getpid()))  # processes that the command has left
 
     def _told_to_end(self, number: int, frame: object) -> None:
         self._end([self._child])
@@ -72,7 +73,7 @@ class Part:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """Return the children of a process, and all their descendants."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -91,11 +92,13 @@ def _send(pids: list[int], number: int) -> None:
 
 
 def main() -> int:
-    """Run the command; returns its status."""
+    """Run the command, and return its status."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--grace-s", type=float, default=15.0, help="until what is left is killed")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="with its arguments")
+    parser.add_argument(
+        "--grace-s", type=float, default=15.0, help="seconds before remaining processes are killed"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     given = parser.parse_args()
     if not given.command:
         parser.error("there is no command to run")

@@ -1,34 +1,34 @@
 # shellcheck shell=bash
-# The parts that each training job has: vLLM on some nodes, accelerate on others. A script sources this
-# behind parts.sh, sets what stands below where it wants something else, and calls find_nodes first.
+# The parts of every training job: vLLM on some nodes, accelerate on others. A script sources this file
+# after parts.sh, can set the variables below before that, and calls find_nodes first.
 
 MODEL=${MODEL:?which model to train: its name or folder}
-GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # of a node: processes that train, engines of vLLM
-TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}    # GPUs of one engine of vLLM
-# Or --config_file fsdp.yaml, …; bf16 is a setting of the YAML file, which accelerate would outvote.
+GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # per node: training processes, or GPUs of vLLM
+TENSOR_PARALLEL=${TENSOR_PARALLEL:-1}    # GPUs per vLLM engine
+# Or --config_file fsdp.yaml, …; set bf16 in the YAML file, which accelerate would otherwise override.
 ACCELERATE_FLAGS=${ACCELERATE_FLAGS:---multi_gpu --mixed_precision no --dynamo_backend no}
 VLLM_FLAGS=${VLLM_FLAGS:-}
-INTERFACE=${INTERFACE:-}                 # of the network between the nodes, such as ib0
+INTERFACE=${INTERFACE:-}                 # network interface between the nodes, such as ib0
 VLLM_PORT=${VLLM_PORT:-8000} MAIN_PORT=${MAIN_PORT:-29500}
 
-# find_nodes KIND…: share the nodes of the job out, in order, as the numbers in KIND_NODES say, into
-# arrays with the names of the kinds; `nodes` has all. ADDRESS has the address of each.
+# find_nodes KIND…: assign the nodes of the job in order to one array per kind, with KIND_NODES nodes
+# each; `nodes` has all. Sets ADDRESS of each node.
 find_nodes() {
     local kind node number first=0 said=()
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     for kind in "$@"; do
         number=${kind^^}_NODES
         local -n of_kind=$kind
-        # shellcheck disable=SC2034 # the script looks at them
+        # shellcheck disable=SC2034 # used by the script
         of_kind=("${nodes[@]:first:${!number}}")
         first=$((first + ${!number}))
         said+=("$number=${!number}")
     done
     ((${#nodes[@]} == first)) ||
-        fail "the job has ${#nodes[@]} nodes, and $(join_words "${said[@]}") take another number:" \
-            "sbatch --nodes=…"
+        fail "the job has ${#nodes[@]} nodes, but $(join_words "${said[@]}") need $first:" \
+            "sbatch --nodes=$first"
     ((GPUS % TENSOR_PARALLEL == 0)) ||
-        fail "GPUS=$GPUS of a node cannot be shared out to engines of TENSOR_PARALLEL=$TENSOR_PARALLEL"
+        fail "GPUS=$GPUS is not a multiple of TENSOR_PARALLEL=$TENSOR_PARALLEL"
     find_addresses "$INTERFACE"
     for node in "${nodes[@]}"; do
         [[ ${ADDRESS[$node]:-} ]] || fail "$node has no address${INTERFACE:+ on $INTERFACE}"
@@ -44,8 +44,8 @@ join_words() {
     (IFS=, && echo "${others[*]}") | sed "s/,/, /g; s/$/ and $last/"
 }
 
-# start_vllm NODE…: one server. Further nodes add engines to it (data parallelism), which take no
-# requests. VLLM_URL is its address.
+# start_vllm NODE…: start one vLLM server. Further nodes add engines to it (data parallelism); only the
+# first node takes requests. Sets VLLM_URL to its address.
 start_vllm() {
     local k own more first=${ADDRESS[$1]} engines=$((GPUS / TENSOR_PARALLEL)) on=("$@")
     for k in "${!on[@]}"; do
@@ -64,8 +64,8 @@ start_vllm() {
     VLLM_URL=http://$first:$VLLM_PORT
 }
 
-# start_training NODE… -- SCRIPT ARGUMENTS…: accelerate on the nodes, with a process for each GPU. @OWN@
-# in an argument is the address of the node.
+# start_training NODE… -- SCRIPT ARGUMENTS…: run accelerate on the nodes, with one process per GPU. @OWN@
+# in an argument is replaced by the address of the node.
 start_training() {
     local k own on=()
     while [[ $1 != -- ]]; do on+=("$1") && shift; done

@@ -224,7 +224,7 @@ def test_the_example_trains_on_every_sampled_token(program: str, tmp_path: Path)
     counted = re.fullmatch(r"8 rows; (\d+) of (\d+) sampled tokens are trained", rows)
     assert counted is not None, rows
     assert counted[1] == counted[2]
-    differs = re.fullmatch(r"replayed, a logprob differs by (\S+) nats at most", replayed)
+    differs = re.fullmatch(r"in the replay, logprobs differ by at most (\S+) nats", replayed)
     assert differs is not None, replayed
     assert float(differs[1]) < 1e-5
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
