@@ -1,5 +1,6 @@
 """Keys: no byte of a body is read before one opens something, and an agent's own rewards nobody."""
 
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,6 +136,20 @@ def test_a_body_that_stops_is_refused(gateway: Gateway, monkeypatch: pytest.Monk
     with RawClient(gateway.base_url, gateway.key) as client:
         client.socket.sendall(client.head(f"/r/a{CHAT}", 1000) + b'{"messages": [')
         assert refused(client) == "the body is incomplete: nothing arrived for 0.05 s"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
+def test_a_compressed_body_is_refused_and_not_decompressed(gateway: Gateway, encoding: str) -> None:
+    compressor = zlib.compressobj(wbits=31)
+    bomb = b"".join(compressor.compress(b" " * 2**24) for _ in range(16)) + compressor.flush()
+    with RawClient(gateway.base_url, gateway.endpoint("a").api_key) as client:
+        client.send(f"/r/a{CHAT}", bomb, **{"Content-Encoding": encoding})
+        assert refused(client).startswith(f"the request body has the Content-Encoding '{encoding}'")
+    with RawClient(gateway.base_url, gateway.endpoint("a").api_key) as client:
+        client.send(f"/r/a{CHAT}", BODY, **{"Content-Encoding": "identity"})
+        answer = client.answer()
+    assert answer is not None
+    assert answer[0] == 200
 
 
 def test_a_rollout_s_bodies_are_limited_together_until_they_are_read(

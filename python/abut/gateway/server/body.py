@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from abut.gateway.dialects.dialect import HttpDialect, Like
 from abut.gateway.ledger.agent_call import AgentRequest
-from abut.gateway.ledger.refusal import Refusal
+from abut.gateway.ledger.refusal import Refusal, short
 
 _MOST_KEPT_BYTES = 2**28
 # Agents have conversations side by side, such as those of sub-agents.
@@ -245,9 +245,15 @@ async def chunks_of(request: Any, room: Room) -> list[bytes]:
     """Return the chunks of a body as they arrived, because `request.read()` copies them thrice.
 
     Raises:
-        Refusal: there is no room for the body, or it does not arrive.
+        Refusal: there is no room for the body, it is compressed, or it does not arrive.
     """
     chunks: list[bytes] = []
+    encoding = request.headers.get("Content-Encoding", "")
+    if encoding.lower() not in ("", "identity"):
+        raise Refusal(
+            f"the request body has the Content-Encoding {short(encoding)}, but the gateway does "
+            "not decompress bodies\nhint: turn off the compression of requests in the client"
+        )
     room.check(request.content_length or 0)
     if not request.body_exists:  # all such requests share one stream, which ends only once
         return chunks

@@ -230,6 +230,7 @@ async def serve(
         keepalive_timeout=_KEEPALIVE_S,
         lingering_time=_LINGER_S,
         shutdown_timeout=_SHUTDOWN_S,
+        auto_decompress=False,  # one of 4 MB can become 4 GB; see `chunks_of`
     )
     await runner.setup()
     serves = runner.server
