@@ -1,6 +1,7 @@
 """Fixtures for rollouts: the demo's tokenizer, Qwen3's, and a stage to play on."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,21 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 # A job in a shell's background ignores Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's chromium. One for all tests, because playwright does not start twice in a thread."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        args = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=found, args=args)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,14 +19,12 @@ pytest.importorskip("playwright")
 from eval_protocol.dataset_logger.sqlite_dataset_logger_adapter import SqliteDatasetLoggerAdapter
 from eval_protocol.models import EvaluateResult, EvaluationRow, Message, MetricResult
 from eval_protocol.pytest import evaluation_test
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from abut.eval_protocol import eval_test
 from tests.kit.servers.free_port import free_port
 from tests.kit.stage.evals import play_test
 from tests.kit.stage.rollouts import Stage
-
-CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +85,12 @@ def url(store: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(url: str) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        args = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        page = browser.new_page(viewport={"width": 1700, "height": 1000})
-        page.goto(f"{url}/table")
-        page.get_by_text("shown-in-training").first.wait_for(timeout=60_000)
-        yield page
-        browser.close()
+def page(url: str, chromium: Any) -> Iterator[Page]:
+    page = chromium.new_page(viewport={"width": 1700, "height": 1000})
+    page.goto(f"{url}/table")
+    page.get_by_text("shown-in-training").first.wait_for(timeout=60_000)
+    yield page
+    page.close()
 
 
 def test_all_rollouts_are_shown_with_name_status_and_score(page: Page) -> None:

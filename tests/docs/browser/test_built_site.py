@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.kit.checkout import ROOT
-from tests.records.browser.conftest import chromium  # noqa: F401
 
 SITE = ROOT / "site"
 PAGES = ["", "how-to/tools/", "background/why/", "background/architecture/", "reference/messages/"]
@@ -42,7 +41,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Any]:  # noqa: F811
+def page(chromium: Any, address: str) -> Iterator[Any]:
     """A page that must have asked only the site for anything, without an error in its console."""
     context = chromium.new_context(
         color_scheme="dark", permissions=["clipboard-read", "clipboard-write"]
@@ -74,7 +73,7 @@ def test_pages_load_everything_from_the_site(page: Any, address: str) -> None:
     assert {name.strip('"') for name in loaded} == {"Inter", "JetBrains Mono"}
 
 
-def test_a_request_elsewhere_would_be_seen(chromium: Any, address: str) -> None:  # noqa: F811
+def test_a_request_elsewhere_would_be_seen(chromium: Any, address: str) -> None:
     page = chromium.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

@@ -54,6 +54,12 @@ class Shown:
         for key in keys:
             self.page.keyboard.press(key)
 
+    def unfold(self, details: Any) -> None:
+        """Click the first summary in it, and wait for two frames: before, its text is not there."""
+        details.locator("summary").first.click()
+        frame = "new Promise((drawn) => requestAnimationFrame(drawn))"
+        self.page.evaluate(f"{frame}.then(() => {frame})")
+
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 

@@ -5,7 +5,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from abut.demo.model import ASSETS as DEMO
 from tests.kit.clients.page import Shown
 
 HERE = Path(__file__).parent
-CHROMIUM = shutil.which("chromium")
 STEPS = "14"
 
 
@@ -29,19 +27,6 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item.add_marker(pytest.mark.browser)
             if not has_playwright:
                 item.add_marker(pytest.mark.skip(reason="no playwright: make test-browser"))
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        args = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

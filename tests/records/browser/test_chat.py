@@ -55,7 +55,7 @@ def test_thinking_calls_and_results_of_an_agent_are_told_apart(
         *("query", "source of the Rhine"),
         *("limit", "2"),
     ]
-    said.locator("summary").click()
+    shown.unfold(said)
     assert "The Rhine has several sources." in said.locator(".thinking").inner_text()
     shown.press("t")
     shown.wait("app.rollout.body === app.rollout.tokens")
@@ -71,10 +71,10 @@ def test_the_system_prompt_and_the_tools_are_folded(
         "Tools 1: search",
         "System prompt 82 characters · You answer questions about rivers.",
     ]
-    folded.nth(0).locator("summary").click()
+    shown.unfold(folded.nth(0))
     assert "Search the encyclopedia" in folded.nth(0).inner_text()
     assert '"query"' in folded.nth(0).inner_text()
-    folded.nth(1).locator("summary").click()
+    shown.unfold(folded.nth(1))
     assert "name your source" in folded.nth(1).inner_text()
     shown.page.locator(".branches button").nth(2).click()
     shown.wait("app.state.branch === 2")
@@ -230,7 +230,7 @@ def test_branches_are_a_tree_with_the_turn_at_which_each_leaves(
     assert "A short answer, please." in shown.text(".chat")
     before = shown.page.locator(".chat > .before")
     assert before.inner_text() == "Before the fork: 3 messages of Row"
-    before.locator("> summary").click()
+    shown.unfold(before)
     assert before.locator(".message").count() == 3
     assert before.locator(".call").count() == 1
     assert shown.axe() == []

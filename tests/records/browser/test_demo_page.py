@@ -297,6 +297,27 @@ def test_the_address_restores_what_was_shown(
     shown.wait(f"app.state.row.rollout_id === {json.dumps(other)} && app.state.mode === 3")
 
 
+def test_an_address_is_not_lost_while_the_page_writes_its_own(
+    show: Show, demo_page: Path, demo_records: Records
+) -> None:
+    shown = show(demo_page)
+    other = list(demo_records)[40]
+    # A timer writes the page's address. Here it is due when a new address has come, before the
+    # browser has told the page of it.
+    change = """address => {
+      const later = window.setTimeout;
+      let write;
+      window.setTimeout = (task) => { write = task; };
+      app.addressWritten = null;
+      app.writeAddress();
+      window.setTimeout = later;
+      location.hash = address;
+      write();
+    }"""
+    shown.ask(change, f"#r={other}")
+    shown.wait(f"app.state.row.rollout_id === {json.dumps(other)}", 5)
+
+
 def test_an_address_of_nothing_opens_the_page_all_the_same(show: Show, demo_page: Path) -> None:
     shown = show(demo_page, "#r=nobody&t=99999&m=9&b=7&v=x&o=y")
     assert shown.title.startswith("train-")

@@ -34,7 +34,10 @@ began = time.monotonic()
 page = view(sys.argv[1]).save(sys.argv[2])
 used = resource.getrusage(resource.RUSAGE_SELF)
 passed = time.monotonic() - began
-print(passed, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3, page.stat().st_size / 1e6)
+# Not ru_maxrss, which begins with the memory of the process that started this one.
+status = open("/proc/self/status").read()
+peak_mb = int(status.partition("VmHWM:")[2].split()[0]) / 1e3
+print(passed, used.ru_utime + used.ru_stime, peak_mb, page.stat().st_size / 1e6)
 """
 
 

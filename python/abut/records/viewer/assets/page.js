@@ -337,8 +337,11 @@ class App {
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
     this.addressWritten ??= setTimeout(() => {
       this.addressWritten = null;
+      // An address that came meanwhile, and that nobody has read yet, stays.
+      if (location.hash !== this.seenHash) return;
       try {
         history.replaceState(null, "", this.address);
+        this.seenHash = location.hash;
       } catch { // a frame without an address of its own
       }
     }, 100);
@@ -346,6 +349,7 @@ class App {
 
   /** What an address says. What it gets wrong is passed over. */
   async readAddress() {
+    this.seenHash = location.hash;
     const said = new URLSearchParams(location.hash.slice(1));
     const whole = (name) => (/^\d+$/.test(said.get(name) ?? "") ? Number(said.get(name)) : null);
     const { byRolloutId, runs } = this.records;
@@ -368,7 +372,7 @@ class App {
 
   listen() {
     listenToKeys(this);
-    addEventListener("hashchange", () => { if (location.hash !== this.address) this.readAddress(); });
+    addEventListener("hashchange", () => { if (location.hash !== this.seenHash) this.readAddress(); });
     byId("main").addEventListener("scroll", () => this.placeCard(), { passive: true });
     byId("filter").addEventListener("input", (event) => this.filter(event.target.value));
     byId("filter-form").addEventListener("submit", (event) => event.preventDefault());
