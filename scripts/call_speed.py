@@ -1,4 +1,4 @@
-"""How long tool calls take to read: replies of 10 kB, and 1 MB of broken tags.
+"""Measure how long parsing tool calls takes: replies of 10 kB, and 1 MB of broken tags.
 
 python scripts/call_speed.py
 """
@@ -14,7 +14,7 @@ SIZE = 10_000
 BROKEN = 1_000_000
 PROSE = "I look at the file, then I change it. " * 10
 FORMATS: dict[ToolCallFormat, tuple[str, str, Callable[[str, str], str]]] = {
-    # before a call, behind it, and one argument of it
+    # the text before a call, the text after it, and an argument
     "hermes": ('<tool_call>\n{"name": "edit", "arguments": {', "}}\n</tool_call>", "{}: {}".format),
     "qwen3_coder": (
         "<tool_call>\n<function=edit>\n",
@@ -36,7 +36,7 @@ FORMATS: dict[ToolCallFormat, tuple[str, str, Callable[[str, str], str]]] = {
 
 
 def reply(format: ToolCallFormat, calls: int) -> str:
-    """A reply of about `SIZE` characters: some prose, and calls with a path and two texts."""
+    """Return about `SIZE` characters: some prose, and calls with a path and two texts."""
     before, behind, argument = FORMATS[format]
     line = "    total = total + price * count\n"
     text = line * ((SIZE - len(PROSE)) // calls // 2 // len(line))
@@ -49,7 +49,7 @@ def reply(format: ToolCallFormat, calls: int) -> str:
 
 
 def milliseconds(text: str, format: ToolCallFormat, times: int) -> float:
-    """The shortest of some times, since others may use the machine."""
+    """Return the shortest of several times, because other processes may run."""
     taken = []
     for _ in range(times):
         began = time.thread_time()

@@ -1,12 +1,12 @@
-"""Write the table of `docs/background/tool_calls.md`: how the calls of each template are read.
+"""Write the table of `docs/background/tool_calls.md`: how abut parses the calls of each template.
 
     python scripts/fetch_templates.py .templates     # of llama.cpp, vLLM, Unsloth and Axolotl
     python scripts/call_templates.py .templates      # print the table
     python scripts/call_templates.py .templates --write
 
-Without a folder, the templates are those of the installed TRL. A template that stands in several
-sets is counted once. The tokenizers are those of `chat_templates.py`: what a template writes does
-not depend on the rest.
+Without a folder, the script uses the templates of the installed TRL. A template in several sets is
+counted once. The tokenizers come from `chat_templates.py`, because the text that a template writes
+does not depend on other tokens.
 """
 
 import argparse
@@ -36,13 +36,13 @@ ENDS = (
     *("<|end_of_msg|>", "<|role_end|>", "<｜hy_eos:opensource｜>", "<|endoftext|>"),
 )
 UNWRITTEN = ("<|python_start|>", "<|python_end|>")
-"""Tokens of Llama 4 that its templates do not write, and its models do."""
+"""Tokens of Llama 4 that its models write, but its templates do not."""
 KEYS = ("abutKey", "abutLater", "abutMore")
 NAMES = ("abutName", "abutOther", "abutThird")
 
 
 def tool(name: str, types: dict[str, str] | None = None) -> dict[str, Any]:
-    """The schema of a function."""
+    """Return the schema of a function."""
     types = types if types is not None else dict.fromkeys(KEYS, "string")
     properties = {key: {"type": kind, "description": "."} for key, kind in types.items()}
     parameters = {"type": "object", "properties": properties, "required": []}
@@ -55,24 +55,24 @@ class Template:
     """A chat template of a public set."""
 
     name: str
-    """Such as `llama_cpp/Qwen3-Coder`."""
+    """For example `llama_cpp/Qwen3-Coder`."""
     text: str
 
     @functools.cached_property
     def hf_tokenizer(self) -> Any:
-        """A tokenizer with this template."""
+        """Return a tokenizer with this template."""
         short = self.name.partition("/")[2]
         if self.name.startswith("trl/"):
             family = chat_templates.family(short)
         else:
-            # Hy3's template puts its tokens together, each of a name and `:opensource`.
+            # Hy3's template builds each token from a name and `:opensource`.
             names = {token: token.partition(":opensource")[0] for token in ENDS}
             end = next((token for token in ENDS if names[token] in self.text), ENDS[-1])
             family = Family(end, "<s>", UNWRITTEN if "llama4" in short else ())
         return chat_templates.tokenizer(self.text, family)
 
     def render(self, tools: Sequence[Any], **variables: Any) -> Render:
-        """Renders with these tools and variables."""
+        """Return a renderer with these tools and variables."""
 
         def render(messages: Sequence[Any], *, add_generation_prompt: bool = True) -> str:
             try:
@@ -93,7 +93,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the calls of a template are read, with the types of `tools`."""
+    """The calls that a template writes, and the processor that parses them, for given tools."""
 
     probe: CallProbe
     turns: Turns
@@ -101,10 +101,10 @@ class Reading:
 
     @classmethod
     def of(cls, template: Template, tools: Sequence[Any], **variables: Any) -> "Reading | None":
-        """The reading; None where the template writes no call.
+        """Return the reading, or None if the template does not write calls.
 
         Raises:
-            TemplateError: nothing reads them, or the template is refused.
+            TemplateError: no parser reads the calls, or abut refuses the template.
         """
         render = template.render(tools, **variables)
         if next(call_probes(render), None) is None:
@@ -116,29 +116,29 @@ class Reading:
 
     @property
     def proof(self) -> CallProof:
-        """What is given back of what is written."""
+        """The proof that parsing returns the calls that were written."""
         return CallProof(self.probe, self.turns)
 
     def parse(self, action: str) -> ParsedCalls:
-        """The calls in an action."""
+        """Return the calls in an action."""
         return self.processor.parse_tool_calls(action)
 
     def completion(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
-        """What the policy says of a turn that calls, its thinking included."""
+        """Return the policy's text of a turn with calls, its thinking included."""
         return self.turns.said(replace(self.probe, thinking=None).written(calls, **keys))
 
     def action(self, calls: Sequence[tuple[str, dict[str, Any]]], **keys: Any) -> str:
-        """The action of calls behind what the keys say, such as thinking."""
+        """Return the action of a turn with calls; the keys add other parts, such as thinking."""
         completion, thinking = self.completion(calls, **keys), self.processor.thinking
         if thinking.opened and thinking.close not in completion:
             completion = (
                 thinking.close + completion
-            )  # the policy has to, where the prompt opened it
+            )  # the prompt opened it, so the policy closes it
         return self.processor.parse_agent_output(completion)[1]
 
 
 def public_templates(folder: Path | None) -> list[Template]:
-    """The templates of TRL, and of the sets in a folder; each text once."""
+    """Return the templates of TRL and of the sets in a folder, each text once."""
     found = {f"trl/{name}": text for name, text in chat_templates.templates().items()}
     for file in sorted(folder.glob("*/*.jinja")) if folder is not None else ():
         found[f"{file.parent.name}/{file.stem}"] = file.read_text()
@@ -152,7 +152,7 @@ THINKING = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "abutRe
 
 
 def row(template: Template) -> tuple[str, ...] | None:
-    """A line of the table; None where the template writes no calls."""
+    """Return a line of the table, or None if the template does not write calls."""
     tools = [tool(name) for name in NAMES[:2]]
     try:
         reading = Reading.of(template, tools)
@@ -171,7 +171,7 @@ def row(template: Template) -> tuple[str, ...] | None:
 
 
 def page(folder: Path | None) -> str:
-    """The generated part of the page."""
+    """Return the generated part of the page."""
     templates = public_templates(folder)
     rows = [found for template in templates if (found := row(template)) is not None]
     counts = Counter(found[1] for found in rows)
@@ -187,10 +187,10 @@ def page(folder: Path | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="of fetched templates")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    parser.add_argument("folder", type=Path, nargs="?", help="folder of fetched templates")
+    parser.add_argument("--write", action="store_true", help=f"write into {PAGE.name}")
     options = parser.parse_args(arguments)
     text = page(options.folder)
     if options.write:

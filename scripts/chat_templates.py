@@ -2,11 +2,11 @@
 
     python scripts/chat_templates.py                 # print the table
     python scripts/chat_templates.py --write         # write it into docs/background/templates.md
-    python scripts/chat_templates.py gemma gptoss    # what is written, for these templates
+    python scripts/chat_templates.py gemma gptoss    # print what these templates write
 
-The templates are those of the installed TRL, and two in the `[INST]` style. A template does not say
-which tokens its tokenizer has: `FAMILIES` does. The tokenizers are made of these tokens and single
-bytes, since what a template writes does not depend on the rest.
+The script uses the templates of the installed TRL, and two in the `[INST]` style. A template does
+not contain the tokens of its tokenizer, so they are listed in `FAMILIES`. The tokenizers have only
+these tokens and single bytes, because the text that a template writes does not depend on others.
 """
 
 import argparse
@@ -31,11 +31,11 @@ MARK = "<!-- scripts/chat_templates.py wrote what follows. -->\n"
 
 @dataclass(frozen=True)
 class Family:
-    """The tokens of the tokenizer that belongs to some templates.
+    """The tokens of the tokenizer of a family of templates.
 
     Attributes:
         eos: the EOS token.
-        bos: the BOS token, None where there is none.
+        bos: the BOS token; None: there is no BOS token.
         control: control tokens that the templates build or do not write.
     """
 
@@ -44,7 +44,7 @@ class Family:
     control: tuple[str, ...] = ()
 
 
-# By the beginning of the template's name, the longest that fits.
+# By the longest matching prefix of the template's name.
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>"),
     "deepseek": Family("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"),
@@ -64,12 +64,12 @@ FAMILIES = {
     "smolvlm": Family("<end_of_utterance>", "<|im_start|>"),
 }
 
-# What control tokens look like in the text of a template.
+# The spelling of control tokens in templates.
 _SPELLED = re.compile(
     r"<\|[\w\"]+\|?>|<\w+\|>|<｜[^｜>]+｜>|</?[a-z]+_[a-z_]+>|</?think>|\[g?MASK\]|<sop>|\[/?[A-Z_]+\]"
 )
 
-# As Llama 2 and Mistral v3 write conversations.
+# The formats of Llama 2 and Mistral v3.
 INST = {
     "inst_llama2": (
         "{% for m in messages %}"
@@ -111,12 +111,12 @@ INST = {
 
 
 def family(name: str) -> Family:
-    """The family of a template."""
+    """Return the family of a template."""
     return FAMILIES[max((f for f in FAMILIES if name.startswith(f)), key=len)]
 
 
 def tokenizer(template: str, family: Family) -> Any:
-    """Bytes, and the control tokens of the family and of the template."""
+    """Return a tokenizer of bytes and the control tokens of family and template."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
@@ -136,33 +136,33 @@ def tokenizer(template: str, family: Family) -> Any:
 
 
 def templates() -> dict[str, str]:
-    """The templates that ship with the installed TRL, and those of `INST`, by name."""
+    """Return the templates of the installed TRL and of `INST`, by name."""
     folder = resources.files("trl") / "chat_templates"
     found = {f.name: f.read_text() for f in folder.iterdir() if f.name.endswith(".jinja")}
     return {name.removesuffix(".jinja"): found[name] for name in sorted(found)} | INST
 
 
 def thinking(template: str) -> dict[str, dict[str, bool]]:
-    """The variables for thinking on and off, where the template has them."""
+    """Return the variables for thinking on and off, if the template has them."""
     if "enable_thinking" not in template:
         return {"": {}}
     return {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
 
 
 def processors(name: str, template: str) -> dict[str, ChatTemplateProcessor]:
-    """The processors of a template: `""`, or `"on"` and `"off"`."""
+    """Return the processors of a template: `""`, or `"on"` and `"off"`."""
     hf = tokenizer(template, family(name))
     return {mode: ChatTemplateProcessor(hf, **keys) for mode, keys in thinking(template).items()}
 
 
 def rendered_by() -> str:
-    """What the table was made with."""
+    """Return the versions that the table was made with."""
     versions = (metadata.version(name) for name in ("trl", "transformers"))
     return "TRL {}, rendered by transformers {}".format(*versions)
 
 
 def page(all_templates: dict[str, str]) -> str:
-    """The generated part of the page."""
+    """Return the generated part of the page."""
     footnotes: dict[str, int] = {}
     appendable: Counter[str] = Counter()
 
@@ -210,17 +210,17 @@ PIPE = "\\|"  # in a cell of a Markdown table
 
 
 def _short(because: str) -> str:
-    """A reason without the two texts, the same for each kind of messages."""
+    """Return a reason without its two texts, so that it is the same for all messages."""
     because = re.sub(r": (\.\.\.)?'.* against .*", "", because).rstrip(".")
     because = re.sub(r"render \[[^]]*\]: \w+: (.*)", r"render them: \1", because)
     return re.sub(r" for \[[^]]*\]", " for them", because)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
-    parser.add_argument("name", nargs="*", help="templates to write out")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    parser.add_argument("name", nargs="*", help="templates to print")
+    parser.add_argument("--write", action="store_true", help=f"write into {PAGE.name}")
     options = parser.parse_args(arguments)
     out = sys.stdout.write
     if not options.name:

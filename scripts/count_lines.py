@@ -20,7 +20,7 @@ LAYOUT = (
     tokenize.ENDMARKER,
 )
 OUTSIDE = {"bench", "_reference"}
-"""Rooms of older checkouts that have left the package, and do not count."""
+"""Rooms of older checkouts that are no longer in the package; they do not count."""
 
 
 def lines_of_code(source: str) -> int:
@@ -38,7 +38,7 @@ def lines_of_code(source: str) -> int:
 
 
 def is_docstring(statement: ast.AST) -> bool:
-    """Return whether a statement is a string alone."""
+    """Return whether a statement is only a string."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -47,7 +47,7 @@ def is_docstring(statement: ast.AST) -> bool:
 
 
 def main() -> None:
-    """Print the lines and files of each room, and of all."""
+    """Print the lines and files of each room, and the totals."""
     checkout = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
     package = checkout / "python" / "abut"
     lines, files = Counter[str](), Counter[str]()

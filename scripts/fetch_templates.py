@@ -4,12 +4,12 @@
     ABUT_TEMPLATES=.templates pytest tests/template
 
 llama.cpp's and vLLM's are in the source distributions of `llama-cpp-python` and `vllm`, which pip
-downloads and unpacks. pip then asks their build for metadata, which fails without their build
-requirements; `--no-clean` keeps the unpacked files all the same. The tests of vLLM's tool parsers
-come along, in `vllm_tests`. Unsloth's and Axolotl's are in their wheels.
+downloads and unpacks. pip then builds their metadata, which fails without their build requirements,
+but `--no-clean` keeps the unpacked files. The script also fetches the tests of vLLM's tool parsers,
+into `vllm_tests`. Unsloth's and Axolotl's templates are in their wheels.
 
-No package has the templates of Kimi K2.5 and Command A Reasoning. transformers (5.23), SGLang,
-LMDeploy, ms-swift, mlx-lm and mlx-vlm ship no template files of chat models that call tools.
+No package contains the templates of Kimi K2.5 and Command A Reasoning. transformers (5.23), SGLang,
+LMDeploy, ms-swift, mlx-lm and mlx-vlm do not ship template files of chat models that call tools.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SOURCES = (
 
 
 def fetch(into: Path) -> None:
-    """Fill a folder; one that is there is replaced.
+    """Fetch the templates into a folder, replacing an existing one.
 
     Raises:
         FileNotFoundError: a package does not have the files.
@@ -60,7 +60,7 @@ def fetch(into: Path) -> None:
 
 
 def _download(unpacked: Path, version: str, *options: str) -> None:
-    """Have pip download the package that the folder is named after; building it may fail."""
+    """Download the package with the folder's name with pip; building it may fail."""
     unpacked.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *options]
     command += ["--no-build-isolation", "--dest", str(unpacked), f"{unpacked.name}=={version}"]
@@ -69,7 +69,7 @@ def _download(unpacked: Path, version: str, *options: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     fetch(parser.parse_args(arguments).folder)

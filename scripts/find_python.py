@@ -1,6 +1,6 @@
-"""Find a Python of a version, on the path or of pyenv: `python scripts/find_python.py 3.12`.
+"""Find a Python version on PATH or in pyenv: `python scripts/find_python.py 3.12`.
 
-Prints its path, and nothing if there is none.
+Prints the path of the interpreter, or nothing if there is none.
 """
 
 import os
@@ -22,7 +22,7 @@ def find_python(version: str) -> Path | None:
         f"import sys, venv; sys.exit(sys.version_info[:2] != {tuple(map(int, version.split('.')))})"
     )
     for place in places:
-        # A shim of pyenv is on the path for versions, too, that it does not run.
+        # pyenv has shims on PATH for versions that it cannot run, too.
         if subprocess.run([place, "-c", probe], capture_output=True).returncode == 0:
             return place
     return None

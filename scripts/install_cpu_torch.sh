@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make an environment with the CPU build of the torch that constraints.txt pins: a tenth of what the
-# other build brings along. From torch's own index comes torch alone (--no-deps): no other name there
-# can take the place of a package of PyPI.
+# Create an environment with the CPU build of the torch version in constraints.txt; it has a tenth of the
+# size of the other build. Only torch itself comes from torch's own index (--no-deps), so that other
+# packages there cannot replace packages of PyPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python3 -m venv "$1"

@@ -1,7 +1,7 @@
-"""Make an environment with NeMo Gym for its servers, where there is a Python that it takes.
+"""Create an environment with NeMo Gym for its servers, if a suitable Python is installed.
 
-`python scripts/nemo_gym_env.py 0.4.0 .venv-nemo-gym/0.4.0`. Where there is none, says so and makes
-nothing; a version that must be there is given with `--required`.
+`python scripts/nemo_gym_env.py 0.4.0 .venv-nemo-gym/0.4.0`. Without a suitable Python the script
+prints a message, and with `--required` it also fails.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from find_python import find_python
 
 PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
-"""The Python of each version. 0.7.0 asks for 3.13.14, and runs with any 3.13."""
+"""The Python of each version. 0.7.0 requires 3.13.14, but runs with any 3.13."""
 _REQUIREMENTS = """
 from importlib.metadata import requires
 for requirement in requires("nemo-gym"):
@@ -22,7 +22,7 @@ for requirement in requires("nemo-gym"):
 
 
 def main() -> None:
-    """Make it anew."""
+    """Create the environment, replacing an existing one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", choices=sorted(PYTHONS))
     parser.add_argument("folder", type=Path)
@@ -40,7 +40,7 @@ def main() -> None:
     run(found, "-m", "venv", "--clear", args.folder)
     python = args.folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "uv")
-    # Without what it requires: pip would refuse 0.7.0 for the last number of the Python.
+    # Install it without its requirements, because pip would refuse 0.7.0 on another patch version.
     alone = ("--no-deps", "--ignore-requires-python")
     run(python, "-m", "pip", "install", "--quiet", *alone, f"nemo-gym=={args.version}")
     needed = run(python, "-c", _REQUIREMENTS, stdout=subprocess.PIPE)

@@ -1,7 +1,7 @@
 """Draw the rooms of abut and their imports into docs/background/architecture.md.
 
-An import counts if it is at module level, under `if TYPE_CHECKING` too. One inside a function runs
-when the function does, and does not count.
+An import counts if it is at module level, also under `if TYPE_CHECKING`. An import inside a
+function runs when the function runs, and does not count.
 """
 
 import ast
@@ -16,11 +16,11 @@ PAGE = ROOT / "docs" / "background" / "architecture.md"
 BEGIN, END = "<!-- begin picture of the rooms -->\n", "<!-- end picture of the rooms -->\n"
 
 Sources: TypeAlias = Mapping[str, str]
-"""Texts by their paths below the package."""
+"""Source texts by path below the package."""
 
 
 def main() -> None:
-    """Write the picture anew."""
+    """Update the picture in the page."""
     PAGE.write_text(with_picture(PAGE.read_text("utf-8"), sources()), "utf-8")
 
 
@@ -33,7 +33,7 @@ def with_picture(page: str, modules: Sources) -> str:
 
 
 def picture(imported: Mapping[str, set[str]], order: list[str]) -> str:
-    """Return the rooms as a Mermaid chart, each with an arrow to those that it imports.
+    """Return the rooms as a Mermaid chart, with arrows from each room to the rooms that it imports.
 
     An arrow is left out where others lead the same way. The rooms that nothing else imports are at
     the top.
@@ -42,7 +42,7 @@ def picture(imported: Mapping[str, set[str]], order: list[str]) -> str:
     for module, others in imported.items():
         rooms[room_of(module, order)] |= {room_of(other, order) for other in others}
     below: dict[str, set[str]] = {}
-    for room in order:  # a room imports only rooms that stand before it
+    for room in order:  # a room imports only rooms before it
         rooms[room].discard(room)
         below[room] = rooms[room].union(*(below[other] for other in rooms[room]))
     lines = [f'    {name_of(room)}["{room}"]' for room in order]

@@ -3,9 +3,9 @@
     python scripts/train_demo_tokenizer.py [--out FOLDER]
 
 writes `tokenizer.json` and `tokenizer_config.json` (512 tokens: 256 bytes, merges, nine added
-tokens). On one Python version the bytes of the result never change; another version ships other
-docstrings, so its merges differ. The pipeline has the shape of Qwen2's: NFC, the Qwen2
-pre-tokenizer pattern, ByteLevel. The chat template beside them is written by hand.
+tokens). On one Python version the result is always the same; other versions have other docstrings,
+so their merges differ. The pipeline is like Qwen2's: NFC, the Qwen2 pre-tokenizer pattern,
+ByteLevel. The chat template in the same folder is written by hand.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from tokenizers.processors import ByteLevel
 VOCAB_SIZE = 512
 ASSETS = Path(__file__).parents[1] / "python" / "abut" / "demo" / "assets"
 
-# The Qwen2 pattern: the most common shape today, and every digit is a token of its own.
+# The Qwen2 pattern: the most common one today; every digit is a separate token.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 # As in Qwen3, the second group is `special=False`: `skip_special_tokens` keeps it in the text, and
-# `split_special_tokens` does not disable it. It has to be kept out of untrusted text all the same.
+# `split_special_tokens` does not disable it. Even so, untrusted text must not contain it.
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = (
     "<think>",
@@ -40,12 +40,12 @@ MARKUP = (
     "</tool_response>",
 )
 
-# What the template writes in every turn: one token each instead of three, for short prompts.
+# Words that the template writes in every turn: one token each instead of three, for short prompts.
 SCAFFOLD_WORDS = ("system", "user", "assistant", "tool")
 SCAFFOLD_REPEATS = 5_000
 
-# Prose-heavy packages of the standard library, named one by one: a glob would pick up whatever a
-# distribution patches in.
+# Prose-heavy packages of the standard library, listed by name, because a glob would include modules
+# that a distribution adds.
 MODULES = (
     "argparse",
     "ast",
@@ -84,7 +84,7 @@ MODULES = (
 
 
 def docstrings() -> Iterator[str]:
-    """The docstrings of `MODULES`, in the order of the list, the path and the line."""
+    """Return the docstrings of `MODULES`, in the order of the list, the path and the line."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     for name in MODULES:
         package = stdlib / name
@@ -115,7 +115,7 @@ def train(texts: Iterable[str] | None = None, vocab_size: int = VOCAB_SIZE) -> T
     tokenizer.post_processor = ByteLevel(add_prefix_space=False, trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
-        # Sorted: the alphabet comes as a set, and its order becomes the ids of the bytes.
+        # Sorted, because the alphabet is a set, and its order determines the ids of the bytes.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -129,7 +129,7 @@ def train(texts: Iterable[str] | None = None, vocab_size: int = VOCAB_SIZE) -> T
 
 
 def config(tokenizer: Tokenizer) -> dict[str, object]:
-    """`tokenizer_config.json`: a turn ends on `<|im_end|>`, padding is `<|endoftext|>`, no BOS."""
+    """Return `tokenizer_config.json`: EOS is `<|im_end|>`, padding is `<|endoftext|>`, no BOS."""
     return {
         "add_bos_token": False,
         "add_prefix_space": False,

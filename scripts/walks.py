@@ -1,8 +1,8 @@
 """List the files that a value walks through in docs/background/architecture.md.
 
-Each walk runs one call under `sys.setprofile`, in all threads, from an event to another one, and
-notes each file of the package whose code runs in between, in the order of entry. The event at the
-end is `Trajectory.columns` of the core, which makes a row.
+Each walk runs one call with `sys.setprofile` in all threads, and notes each file of the package
+whose code runs between two events, in the order of entry. The last event is `Trajectory.columns` of
+the core, which makes a row.
 """
 
 import sys
@@ -18,7 +18,7 @@ PACKAGE = ROOT / "python" / "abut"
 PAGE = ROOT / "docs" / "background" / "architecture.md"
 BEGIN, END = "<!-- begin walks -->\n", "<!-- end walks -->\n"
 BY_CHANCE = {"gateway/play/played_agent.py"}
-"""Files that another thread may be in at that time, or not; the value does not pass them."""
+"""Files that other threads may run at the same time; the value does not pass through them."""
 
 
 class Walk:
@@ -41,7 +41,7 @@ class Walk:
         threading.setprofile(None)
 
     def begin(self) -> None:
-        """Note files from now on."""
+        """Start to note files."""
         self._goes_on = True
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -83,7 +83,7 @@ def reply_to_columns() -> list[str]:
 
 
 def request_to_row() -> list[str]:
-    """Walk from a chat request to the row of its rollout: the files of the gateway alone."""
+    """Walk from a chat request to the row of its rollout: only the files of the gateway."""
     from abut.agents import agent
     from abut.envs.task import RolloutTask
     from abut.gateway import Gateway
@@ -153,7 +153,7 @@ WALKS: dict[str, Callable[[], list[str]]] = {
 
 
 def walks() -> str:
-    """Return the walks as the page has them."""
+    """Return the walks as Markdown for the page."""
     lines = []
     for name, walked in WALKS.items():
         files = [file for file in walked() if file not in BY_CHANCE]
@@ -165,7 +165,7 @@ def walks() -> str:
 
 
 def main() -> None:
-    """Write the walks anew."""
+    """Update the walks in the page."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + walks() + after, "utf-8")

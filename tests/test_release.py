@@ -231,19 +231,19 @@ CHANGELOG = """\
         (
             "## [1.1.0] - 2020-02-01",
             "## [Unreleased]",
-            "something is unreleased: name the version, and the date",
+            "there is an Unreleased section: give it the version and the date",
         ),
         ("[1.1.0]", "[1.2.0]", "the newest heading is ['1.2.0'], the version 1.1.0"),
         (" - 2020-01-01", "", "a version has no date"),
-        ("2020-02-01", "2019-02-01", "the dates do not go back from today"),
-        ("2020-02-01", "9999-02-01", "the dates do not go back from today"),
+        ("2020-02-01", "2019-02-01", "the dates are not in descending order from today"),
+        ("2020-02-01", "9999-02-01", "the dates are not in descending order from today"),
         ("[1.0.0]: https", "[1]: https", "[1.0.0] has no address"),
         (
             "### Added\n- A",
             "### News\n- A",
-            "### News is none of Added, Changed, Deprecated, Fixed, Removed, Security",
+            "### News is not one of Added, Changed, Deprecated, Fixed, Removed, Security",
         ),
-        ("- A thing.", "", "nothing is said of 1.1.0"),
+        ("- A thing.", "", "there is no entry for 1.1.0"),
     ],
 )
 def test_a_changelog_without_the_version_or_its_date_is_refused(
@@ -299,7 +299,7 @@ def test_too_few_pythons_are_said_with_what_to_install(monkeypatch: pytest.Monke
     )
     with pytest.raises(SystemExit) as raised:
         check.three_pythons([])
-    assert f"three Pythons are needed, {oldest} among them" in str(raised.value)
+    assert f"three Python versions are needed, including {oldest}" in str(raised.value)
     assert f"hint: install Python {oldest}, " in str(raised.value)
     assert "PYTHONS=" in str(raised.value)
     monkeypatch.setattr(check, "python_of", lambda name, named: name)

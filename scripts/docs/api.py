@@ -1,4 +1,4 @@
-"""Write the API reference from the docstrings: every public name, a page for each module."""
+"""Write the API reference from the docstrings: every public name, with a page per module."""
 
 import re
 from collections.abc import Iterator
@@ -140,7 +140,7 @@ def _code(text: str) -> list[str]:
 
 
 def _header(it: Any, name: str) -> str:
-    """Return the first lines of a definition, one parameter a line where they are many."""
+    """Return the header of a definition, with one parameter per line if there are many."""
     if it.is_attribute:
         return f"{name}: {it.annotation}" if it.annotation else f"{name} = {it.value}"
     prefix = "class " if it.is_class else "def "
@@ -161,7 +161,7 @@ def _header(it: Any, name: str) -> str:
 
 
 def _signature_of(it: Any) -> Any:
-    """Return the function whose parameters a header shows: of a class, its constructor."""
+    """Return the function whose parameters a header shows; for a class, its constructor."""
     if not it.is_class:
         return it if it.is_function else None
     function = it.members.get("__init__") or it.members.get("__new__")
@@ -173,7 +173,7 @@ def _signature_of(it: Any) -> Any:
 
 
 def _shown(annotation: Any) -> str:
-    """Return an annotation, in which a private alias is replaced by what it means."""
+    """Return an annotation in which private aliases are replaced by their values."""
     text = str(annotation)
     for name in _names_in(annotation):
         if str(name).startswith("_") and (meaning := _meaning(name)):
@@ -214,7 +214,7 @@ def _parameters(given: list[Any]) -> list[str]:
 
 
 def _aliases(it: Any) -> list[str]:
-    """Return the meaning of each type alias of the package in a signature, one a line."""
+    """Return the value of each type alias of the package in a signature, one per line."""
     function = _signature_of(it)
     if function is None:
         return []

@@ -1,4 +1,4 @@
-"""Build the documentation site into `site/`, with one Markdown file beside each HTML page.
+"""Build the documentation site into `site/`, with one Markdown file next to each HTML page.
 
 Hand-written pages are in `docs/`, where their links also work on GitHub. The generated ones are
 made from the source each time and never committed. A hand-written page links to a generated one by
@@ -27,7 +27,7 @@ SITE = ROOT / "site"
 
 
 def main() -> int:
-    """Build the site; returns the exit status."""
+    """Build the site, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--zensical", default="zensical", help="the program that makes the HTML")
     args = parser.parse_args()
@@ -52,7 +52,7 @@ def main() -> int:
         return 1
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.copytree(WORK / "site", SITE)
-    shutil.copytree(WORK / "pages", SITE, dirs_exist_ok=True)  # the Markdown, page by page
+    shutil.copytree(WORK / "pages", SITE, dirs_exist_ok=True)  # the Markdown of each page
     (SITE / "llms.txt").write_text(llms_txt(SITE, config), encoding="utf-8")
     found = problems(SITE, config["site_url"])
     for problem in found:
@@ -64,7 +64,9 @@ def main() -> int:
 
 def read_config() -> dict[str, Any]:
     """Return the configuration of the site."""
-    text = re.sub(r"!!python/\S+", "", CONFIG.read_text(encoding="utf-8"))  # for Zensical alone
+    text = re.sub(
+        r"!!python/\S+", "", CONFIG.read_text(encoding="utf-8")
+    )  # only Zensical needs these
     config: dict[str, Any] = yaml.safe_load(text)
     return config
 
@@ -87,11 +89,11 @@ def write_sources(folder: Path, config: Mapping[str, Any]) -> None:
 
 FONTS = {"inter": "Inter[opsz,wght].ttf", "jetbrains_mono": "JetBrainsMono[wght].ttf"}
 CHARACTERS = "U+20-7E,U+A0-17F,U+2010-206F,U+20AC,U+2190-21FF,U+2200-22FF,U+2420-2423,U+2500-257F"
-"""Of Inter's 2,900 characters, those of Latin text with its signs: 110 KB instead of 880 KB."""
+"""The characters of Latin text, out of Inter's 2,900: 110 KB instead of 880 KB."""
 
 
 def write_fonts(programs: Path, folder: Path) -> None:
-    """Write the fonts of the site and their licences, from the packages beside `programs`."""
+    """Write the fonts of the site and their licences, from the packages of `programs`."""
     folder.mkdir(parents=True)
     for name, file in FONTS.items():
         (package,) = programs.parent.glob(f"**/site-packages/fontpkg_{name}")
@@ -132,7 +134,7 @@ def with_site_links(text: str, name: str, pages: Path, config: Mapping[str, Any]
 
     blocks = re.split(r"(^ *```.*?^ *```$|`[^`\n]+`)", text, flags=re.MULTILINE | re.DOTALL)
     blocks[::2] = [_LINK.sub(replaced, block) for block in blocks[::2]]
-    # GitHub wants a bar in the code of a table escaped, and Zensical shows the backslash.
+    # In code in a table, GitHub requires an escaped bar, and Zensical would show the backslash.
     blocks[1::2] = [block if "\n" in block else block.replace("\\|", "|") for block in blocks[1::2]]
     return "".join(blocks)
 

@@ -94,7 +94,7 @@ def problems(site: Path, site_url: str) -> list[str]:
 
 
 def _not_inside(site: Path, site_url: str, name: str, url: str) -> str | None:
-    """Return why a page may not load an address, or None where it is a file of the site."""
+    """Return why a page may not load an address, or None for a file of the site."""
     if url.startswith(("data:", "#")):
         return None
     target, _ = _target(site_url, name, url)

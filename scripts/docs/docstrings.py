@@ -66,7 +66,7 @@ def attributes_of(docstring: Any) -> dict[str, str]:
 
 
 def first_text(docstring: Any) -> str:
-    """Return what a docstring says before its sections, or nothing."""
+    """Return the text of a docstring before its sections; it may be empty."""
     if docstring is None:
         return ""
     sections = docstring.parse("google", warnings=False)
@@ -75,7 +75,7 @@ def first_text(docstring: Any) -> str:
 
 
 def linked(text: str) -> str:
-    """Return a text with links: from public names in backticks, and from pages that it names."""
+    """Add links to Markdown: for public names in backticks, and for names of pages."""
 
     def link(match: re.Match[str]) -> str:
         place = places().get(match[1])
@@ -86,12 +86,12 @@ def linked(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a text."""
+    """Return the first sentence of a docstring."""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     sentence = re.match(r".*?[.](?=\s|$)", paragraph)
     return sentence[0] if sentence else paragraph
 
 
 def text_of(lines: Iterable[str]) -> str:
-    """Return the lines as the text of a page."""
+    """Join lines to a page."""
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"

@@ -17,13 +17,13 @@ WORDS = 3
 
 
 class Message(NamedTuple):
-    """A text that abut shows, and where it stands in the source."""
+    """A message that abut shows, and its place in the source."""
 
     path: str
-    """From the root of the repository, with slashes."""
+    """The path from the root of the repository, with slashes."""
     line: int
     kind: str
-    """`error`, `warning`, `notice`, `help` or `text`: a text that is put together elsewhere."""
+    """`error`, `warning`, `notice`, `help`, or `text` for parts of other messages."""
     text: str
 
 
@@ -60,7 +60,7 @@ class _Strings:
         self._path = path
 
     def messages_of(self, node: ast.AST, kind: str) -> Iterator[Message]:
-        """Yield the messages in a node; `kind` is theirs where nothing inside says better."""
+        """Yield the messages in a node; `kind` applies if nothing inside implies another kind."""
         text = text_of(node)
         if text is not None:
             if _is_prose(text):
@@ -74,14 +74,14 @@ class _Strings:
             kind = _LOG_LEVELS.get(getattr(node.func, "attr", ""), kind)
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns"):
-                continue  # annotations are strings at times
+                continue  # annotations can be strings
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from self.messages_of(child, _kind_of(child, kind))
 
 
 def _kind_of(node: ast.AST, kind: str) -> str:
-    """Return the kind of a keyword or of a dict, if its names tell one."""
+    """Return the kind of a keyword or dict, if its names imply one."""
     if isinstance(node, ast.keyword) and node.arg in _HELP:
         return "help"
     if isinstance(node, ast.Dict):

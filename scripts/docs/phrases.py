@@ -48,11 +48,11 @@ FORBIDDEN: dict[str, str] = {
     r"(?:^|\n|\. )(?:Given|Played|Trained|Known|Kept|Told|Asked) (?:is|are)\b": "subject first",
     r"\bless (?:those|that)\b": "minus, without",
 }
-"""Each phrase as a regular expression, with what to write instead."""
+"""Each phrase as a regular expression, with a better wording."""
 
 
 def offences(text: str) -> list[tuple[str, str]]:
-    """Return the forbidden phrases of a text, each with what to write instead."""
+    """Return the forbidden phrases in a string, each with a better wording."""
     found = [(re.search(pattern, text), instead) for pattern, instead in FORBIDDEN.items()]
     return [(match[0].strip(), instead) for match, instead in found if match]
 
@@ -97,7 +97,7 @@ def texts_of(paths: Iterable[Path]) -> Iterator[Message]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the forbidden phrases; returns 1 if there are any."""
+    """Print the forbidden phrases, and return 1 if there are any."""
     texts = list(texts_of(map(Path, arguments))) if arguments else all_messages()
     count = 0
     for message in texts:

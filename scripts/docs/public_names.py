@@ -1,6 +1,6 @@
-"""The public names of abut, the page of the API that describes each, and its address on the site.
+"""The public names of abut, with the API page and the site address of each.
 
-The source is read and never imported, so no optional package has to be installed.
+The source is parsed, not imported, so optional packages do not have to be installed.
 """
 
 import re
@@ -14,7 +14,7 @@ from scripts.docs.messages import ROOT
 SITE = "https://abut-rl.github.io/abut/"
 FOLDER = "reference/api"
 URL = f"{SITE}{FOLDER}/"
-"""Links are addresses of the site, which the build turns into links between pages."""
+"""Links contain addresses of the site, and the build turns them into links between pages."""
 
 PAGES = {
     "tokens": ("Tokens and trajectories", ("abut.trajectory", "abut.parts")),
@@ -83,7 +83,7 @@ MADE = {
     "abut.trl.GRPOTrainer": "abut.trl.rows.all_rows.grpo_trainer",
     "abut.trl.DistillationTrainer": "abut.trl.rows.main_rows.distillation_trainer",
 }
-"""Classes that a module makes when they are first used, and the functions that make them."""
+"""Classes that are created when they are first used, and the functions that create them."""
 
 
 @cache
@@ -99,7 +99,7 @@ def package() -> griffe.Module:
 
 
 def names_of(module: str) -> list[str]:
-    """Return the public names of a module, without those that `abut` has too."""
+    """Return the public names of a module that `abut` does not have too."""
     if module in NAMES:
         return list(NAMES[module])
     ours = {name for names in ABUT.values() for name in names.split()} | {"InvalidAction"}
@@ -112,7 +112,7 @@ def names_of(module: str) -> list[str]:
 
 
 def package_at(path: str) -> Any:
-    """Return what a dotted path names; an alias is followed."""
+    """Return the object at a dotted path; aliases are resolved."""
     found: Any = package()
     for name in path.split(".")[1:]:
         found = found.members[name]
@@ -131,7 +131,7 @@ def places() -> dict[str, str]:
         for path, name in named:
             found[path] = f"{URL}{page}/#{path}"
             found.setdefault(name, found[path])
-    # Words that are names too, such as `texts`, are links only with their module.
+    # Names that are ordinary words, such as `texts`, become links only with their module.
     found = {
         name: url for name, url in found.items() if not name.islower() or re.search("[._]", name)
     }

@@ -16,7 +16,7 @@ from scripts.docs.public_names import MADE, SITE, errors, package_at, places
 
 
 def pages() -> dict[str, str]:
-    """Return these pages by their path below `docs`."""
+    """Return the pages by their path below `docs`."""
     return {
         "reference/cli.md": command_line(_parser()),
         "reference/settings.md": settings(),
@@ -58,7 +58,7 @@ def _commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def _usage(command: argparse.ArgumentParser) -> list[str]:
-    """Return the usage of a command, as wide on every terminal."""
+    """Return the usage of a command, with the same width on every terminal."""
     formatter = argparse.HelpFormatter(command.prog, width=88)
     formatter.add_usage(command.usage, command._actions, command._mutually_exclusive_groups)
     usage = formatter.format_help().strip().removeprefix("usage: ")
@@ -79,7 +79,7 @@ def _arguments(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _about(command: argparse.ArgumentParser, parser: argparse.ArgumentParser) -> str:
-    """Return the description of a command, or else its line in the list of commands."""
+    """Return the description of a command, or its line in the list of commands."""
     if command.description:
         return _sentence(command.description)
     listed = [
@@ -122,7 +122,7 @@ def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a text of the command line as Markdown: what looks like code is code."""
+    """Return help text as Markdown, with code formatting for what looks like code."""
     text = " ".join(text.split())
     code = r"(?<![`\w/-])(--[\w-]+|[\w-]+\.(?:jsonl|parquet|html|py|json)\b)(?!`)"
     return re.sub(code, r"`\1`", text)
@@ -199,7 +199,7 @@ def error_page() -> str:
 
 
 def _raised_by() -> dict[str, list[str]]:
-    """Return the public functions that say in `Raises:` that they raise an error, by its name."""
+    """Return the public functions by the errors in their `Raises:` sections."""
     found: dict[str, list[str]] = {}
     for path, url in places().items():
         if not path.startswith("abut.") or "/errors/" in url:
@@ -255,6 +255,6 @@ def message_page(messages: list[Message]) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as code, whatever backticks it has."""
+    """Return a string as inline code, also if it contains backticks."""
     lines = [line for line in text.split("\n") if line]
     return "<br>".join(f"`` {line} ``" if "`" in line else f"`{line}`" for line in lines)

@@ -1,5 +1,5 @@
-"""Does exactness matter? Two tasks, trained with abut and in three usual ways.
+"""Does exactness matter? Two tasks, trained with abut and with three other methods.
 
-python -m scripts.exactness run     # every run that has no file yet
-python -m scripts.exactness draw    # the raw file, the pictures and the page's table
+python -m scripts.exactness run     # train all missing runs
+python -m scripts.exactness draw    # write the raw data, the pictures and the page's tables
 """

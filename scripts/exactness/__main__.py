@@ -1,4 +1,4 @@
-"""The command: train what has no file yet, measure drift, or write the page's figures."""
+"""The command line: train missing runs, measure drift, or write the page's figures."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def run(given: Any) -> None:
-    """Train each run that has no file yet."""
+    """Train each run without a file."""
     from scripts.exactness.train import train
 
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def run(given: Any) -> None:
 
 
 def drift(folder: Path) -> None:
-    """Print the drift of task 2 when re-rendered, before any training and on seed 100."""
+    """Print the drift of task 2 after re-rendering, before training and on seed 100."""
     from scripts.exactness.train import train
 
     task = TASKS["boxes"].with_steps(1)
@@ -65,7 +65,7 @@ def drift(folder: Path) -> None:
 
 
 def draw(folder: Path, page: Path) -> None:
-    """Collect the runs of a folder, and write the raw file, the pictures and the table."""
+    """Collect the runs of a folder, and write the raw data, the pictures and the tables."""
     runs = [
         json.loads((folder / f"{task.name}-{arm}-{seed}.json").read_text(encoding="utf-8"))
         for task in TASKS.values()

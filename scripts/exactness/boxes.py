@@ -3,9 +3,10 @@
 Every box holds the number of the next one. The policy thinks of a number and opens that box, twice,
 and then says the number that it found last. A third of the reward is for each right number.
 
-The model is taught the format first, since no random model writes a tool call: the layouts that
-real models mix (spaces and line breaks in a call and around a thought), and in each turn a number
-that is right in about two cases of five. What is left to reinforcement is which number to think of.
+The model first learns the format by imitation, because a random model does not write tool calls.
+It learns the layouts that real models mix (spaces and line breaks in a call and around a thought),
+and in each turn a number that is right in about two of five cases. Reinforcement learning teaches
+it the right numbers.
 """
 
 import importlib.resources
@@ -18,9 +19,9 @@ from typing import Any
 
 BOXES = 10
 RIGHT = 0.4
-"""How often a taught thought is the right number on purpose; a tenth of the others is by chance."""
+"""How often a taught thought is right on purpose; a tenth of the others is right by chance."""
 CANONICAL = 0.5
-"""The share of taught thoughts, and of taught calls, in the layout that the template writes."""
+"""The share of taught thoughts and of taught calls in the template's own layout."""
 TAUGHT_BATCH = 16
 LESSONS = ((150, 4e-3, 1.0, False), (100, 2e-3, RIGHT, True))
 """Steps, learning rate, how often a thought is right, and whether the tools are shown. Where two
@@ -38,7 +39,7 @@ END, HEAD = "<|im_end|>\n", "<|im_start|>assistant\n"
 
 
 class Boxes:
-    """The environment, as TRL's `environment_factory` and abut's `make_rollout_func` take it."""
+    """The environment, for TRL's `environment_factory` and abut's `make_rollout_func`."""
 
     def reset(self, start: int, episode: int, **row: Any) -> None:
         """Begin an episode; it ignores the row's other columns."""
@@ -96,15 +97,15 @@ def _tokenizer_json() -> str:
     added = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))
     conversations = (_conversation(rng, prompt, right=RIGHT, dropped=False) for _ in range(64))
     pieces = [text for each in conversations for text, _ in each]
-    # Added tokens split a text before anything else does, so they are no part of what is merged.
+    # Added tokens split text before anything else, so they are never part of a merge.
     return train([part for text in pieces for part in added.split(text)], VOCAB_SIZE).to_str()
 
 
 def boxes_tokenizer() -> Any:
-    """Return a tokenizer of the task's own words: Qwen3's pipeline, added tokens and template.
+    """Return a tokenizer of the task's words, with Qwen3's pipeline, added tokens and template.
 
-    Qwen3's 151,669 tokens would make logits the whole cost of a run on a CPU. The words are few, so
-    one of 512 tokens writes them in nearly as few tokens.
+    With Qwen3's 151,669 tokens, a run on a CPU would mostly compute logits. The task has few words,
+    so 512 tokens encode them nearly as well.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -131,7 +132,7 @@ def question(start: int) -> list[dict[str, Any]]:
 
 
 def _prompt(tokenizer: Any) -> str:
-    """Return what the template writes before the first turn, with `{}` for the first number."""
+    """Return the template's text before the first turn, with `{}` for the first number."""
     text: str = tokenizer.apply_chat_template(
         question(BOXES),
         tools=tools(),
@@ -145,13 +146,13 @@ def _prompt(tokenizer: Any) -> str:
 def _conversation(
     rng: random.Random, prompt: str, *, right: float, dropped: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of a taught conversation, and whether the policy says them.
+    """Yield the pieces of a taught conversation, each with True if the policy says it.
 
     Args:
         rng: draws numbers and layouts.
-        prompt: what stands before the first turn, with `{}` where the first number stands.
+        prompt: the text before the first turn, with `{}` for the first number.
         right: how often a thought is right on purpose.
-        dropped: True: an earlier turn is as Qwen3's history has it, rendered without its thought.
+        dropped: True: earlier turns are rendered without their thoughts, as in Qwen3's history.
     """
     wanted = rng.randrange(BOXES)
     yield prompt.replace("{}", str(wanted)), False
@@ -171,7 +172,7 @@ def _conversation(
 
 
 def taught_model(folder: Path) -> Any:
-    """Return the model that every run begins with; `folder` keeps it once it is taught."""
+    """Return the model that every run begins with; `folder` stores its taught weights."""
     from transformers import Qwen3ForCausalLM
 
     kept = folder / "boxes_model"
@@ -204,7 +205,7 @@ def teach(model: Any, tokenizer: Any, lessons: Sequence[tuple[int, float, float,
             longest = max(len(ids) for ids, _ in rows)
             ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in rows])
             labels = torch.tensor([said + [-100] * (longest - len(said)) for _, said in rows])
-            first = int((labels >= 0).any(0).nonzero()[0])  # the prompt needs no logits
+            first = int((labels >= 0).any(0).nonzero()[0])  # logits of the prompt are not needed
             hidden = model.model(input_ids=ids).last_hidden_state[:, first - 1 : -1]
             logits = model.lm_head(hidden).flatten(0, 1)
             loss = torch.nn.functional.cross_entropy(logits, labels[:, first:].flatten())

@@ -1,7 +1,7 @@
-"""What the policy was asked and said, and the rows that an arm trains on it.
+"""The policy's calls, and the rows that an arm trains on.
 
-A call is one request to the sampler with its sample. A row is what the trainer gets for a rollout.
-In each row, the k-th run of trained tokens is what the arm made of the rollout's k-th call.
+A call is a request to the sampler and its sample. A row is the trainer's input for a rollout. In
+each row, the k-th run of trained tokens comes from the rollout's k-th call.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from abut.samplers import Sample, SampleRequest
 
 @dataclass
 class Call:
-    """One request, what was sampled, and the sampler's logprobs of it (None: not told)."""
+    """One request, its sample, and the sampler's logprobs (None: unknown)."""
 
     prompt: list[int]
     sampled: list[int]
@@ -25,18 +25,18 @@ class Call:
 
 @dataclass
 class Row:
-    """A trained row and the calls of its rollout."""
+    """A trained row, and the calls of its rollout."""
 
     ids: list[int]
     trained: list[bool]
-    """For each of `ids`."""
+    """True for each trained token of `ids`."""
     logprobs: list[float] | None
-    """The sampler's, as the arm aligned them, for each of `ids`."""
+    """The sampler's logprobs of `ids`, as the arm aligned them."""
     calls: list[Call]
     reward: float = 0.0
     advantage: float = 0.0
     matches: list[tuple[int, int, int]] = field(default_factory=list)
-    """(place in the row, call, place in its sample) of each trained token that was sampled."""
+    """(index in the row, call, index in its sample) of each trained token that was sampled."""
 
     def __post_init__(self) -> None:
         """Find the trained tokens that were sampled, turn by turn."""
@@ -54,8 +54,8 @@ class Row:
     def counts(self) -> np.ndarray:
         """Return four counts of tokens, `(4,)` int64.
 
-        Trained; trained and never sampled; trained, sampled, and behind other tokens than the
-        sampler saw; sampled and not trained.
+        Trained; trained but never sampled; trained and sampled, but after other tokens than the
+        sampler saw; sampled but not trained.
         """
         trained, matched = sum(self.trained), len(self.matches)
         elsewhere = sum(
@@ -73,7 +73,7 @@ def runs_of(trained: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 class RecordingSampler:
-    """Samples with a model in this process, and keeps the calls of each rollout."""
+    """Samples with a model in this process, and records the calls of each rollout."""
 
     def __init__(self, model: Any, pad_token_id: int) -> None:
         from abut.samplers.transformers import TransformersSampler

@@ -1,8 +1,8 @@
-"""Task 1, the demo's: say the row that each of three turns shows.
+"""Task 1, the demo's task: repeat the row of symbols that each of three turns shows.
 
-The demo begins with random weights and needs 120 steps of 64 rollouts. Here a run begins in the
-middle, with a model that was taught to say the right row in two turns of five and random tokens in
-the others: 20 steps of 32 rollouts suffice then, and 15 runs fit into minutes on a CPU.
+The demo begins with random weights and needs 120 steps of 64 rollouts. Here a run begins with a
+model that has learnt to say the right row in two of five turns, and random tokens in the others.
+Then 20 steps of 32 rollouts are enough, and 15 runs take minutes on a CPU.
 """
 
 import random
@@ -14,13 +14,13 @@ from abut.envs import CopyRowEnv
 
 RIGHT = 0.4
 LESSONS = ((50, 3e-3, 1.0), (40, 2e-3, RIGHT))
-"""Steps, learning rate, and how often the taught row is the right one."""
+"""Steps, learning rate, and how often the taught row is right."""
 TAUGHT_BATCH = 16
 RECIPE = DemoRecipe(steps=20, batch=32, rows=1024)
 
 
 class SeededCopy(CopyRowEnv):
-    """The demo's environment, with rows from the prompt alone, so that all arms see the same."""
+    """The demo's environment, with rows that depend only on the prompt, the same for all arms."""
 
     def reset(self, seed: str) -> tuple[Self, str]:  # type: ignore[override]
         """Begin."""
@@ -28,7 +28,7 @@ class SeededCopy(CopyRowEnv):
 
 
 class CopyGame:
-    """The conversation as the usual ways hold it."""
+    """The conversation as re-rendering loops keep it."""
 
     tools = None
 
@@ -53,7 +53,7 @@ class CopyGame:
 
 
 def taught_copier(folder: Path) -> Any:
-    """Return the model that every run begins with; `folder` keeps it once it is taught."""
+    """Return the model that every run begins with; `folder` stores its taught weights."""
     from transformers import Qwen3ForCausalLM
 
     kept = folder / "copy_model"
@@ -87,14 +87,14 @@ def teach(model: Any) -> float:
 
 
 def _taught_row(rng: random.Random, tokenizer: Any, right: float) -> tuple[list[int], list[int]]:
-    """Return the ids of a taught conversation, all equally long, and which the policy says."""
+    """Return the ids of a taught conversation of fixed length, and which the policy says."""
     ids: list[int] = []
     said: list[int] = []
     for turn in range(3):
         row = rng.choice("0123") * 4
         heard = f"{'<|im_end|>' * (turn > 0)}{chr(10) * (turn > 0)}<|im_start|>user\nSay {row}"
         heard_ids = tokenizer.encode(f"{heard}<|im_end|>\n<|im_start|>assistant\n")
-        # The first 503 ids are bytes and merges, the others control tokens.
+        # The first 503 ids are bytes and merges, and the others are control tokens.
         noise = [rng.randrange(503) for _ in range(4)]
         answer = tokenizer.encode(row) if rng.random() < right else noise
         ids += heard_ids + answer

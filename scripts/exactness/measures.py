@@ -1,6 +1,6 @@
-"""Distances between what was sampled and what is trained: gradients, KL, TRL's ratios.
+"""Distances between sampled and trained tokens: gradients, KL divergences, TRL's ratios.
 
-All passes are in float64, with the weights that sampled the batch.
+All passes use float64 and the weights that sampled the batch.
 """
 
 import copy
@@ -19,7 +19,7 @@ RATIO_LIMIT = 3.0
 
 
 def compared(model: Any, rows: Sequence[Row]) -> dict[str, float | None]:
-    """Compare what the arm trains with what was sampled.
+    """Compare the arm's training rows with the samples.
 
     Returns:
         `cosine`, of the arm's policy gradient with the exact one; None where one of them is zero.
@@ -77,9 +77,9 @@ def compared(model: Any, rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _told(row: Row, drawn: Sequence[Any]) -> list[float]:
-    """Return the sampler's logprobs along the row; where it told none, they are those of its calls.
+    """Return the sampler's logprobs along the row, computed from its calls if they are unknown.
 
-    TRL's loop gets no logprobs from `generate`. Its rows hold the sampled tokens in order.
+    TRL's loop does not get logprobs from `generate`. Its rows hold the sampled tokens in order.
     """
     if row.logprobs is not None:
         return row.logprobs
@@ -99,7 +99,7 @@ def _logps(model: Any, sequences: Sequence[Any]) -> list[Any]:
     import torch
 
     longest = max(len(ids) for ids, *_ in sequences)
-    # Padding on the right is behind everything that a causal model looks at.
+    # Padding on the right does not affect earlier tokens of a causal model.
     padded = np.zeros((len(sequences), longest), np.int64)
     for k, (ids, *_) in enumerate(sequences):
         padded[k, : len(ids)] = ids

@@ -1,6 +1,6 @@
-"""The two tasks: the settings that all arms share, and the conversation as the usual ways hold it.
+"""The two tasks: the settings that all arms share, and the conversations of re-rendering loops.
 
-All settings were chosen on seed 100, which is not among the published ones.
+All settings were chosen on seed 100, which is not among the published seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,22 +17,22 @@ Messages = list[dict[str, Any]]
 
 
 class Game(Protocol):
-    """A conversation as the usual ways hold it: messages, which are text."""
+    """A conversation as re-rendering loops keep it: messages of text."""
 
     tools: list[Any] | None
     score: float
 
     def history(self) -> Messages:
-        """Return what is rendered."""
+        """Return the messages to render."""
         ...
 
     def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
-        """Take what the policy said; True if the conversation goes on."""
+        """Add the policy's text; return True if the conversation continues."""
         ...
 
 
 class BoxesGame:
-    """Task 2. An earlier turn has no thought in the history, as Qwen3's model card advises."""
+    """Task 2. Earlier turns have no thoughts in the history, as Qwen3's model card advises."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.tools = tools()
@@ -42,12 +42,12 @@ class BoxesGame:
         self.score = 0.0
 
     def history(self) -> Messages:
-        """Return all messages, without the thoughts of all but the last."""
+        """Return all messages, with only the last one's thought."""
         *past, last = self._messages
         return [*({k: v for k, v in m.items() if k != "reasoning_content"} for m in past), last]
 
     def hear(self, tokenizer: Any, prompt: list[int], ids: list[int], *, last: bool) -> bool:
-        """Take a turn, parsed as TRL parses it; its calls are run, as TRL runs them."""
+        """Take a turn, and parse and run its calls like TRL."""
         from trl.chat_template_utils import parse_response
 
         message = parse_response(tokenizer, ids, prefix=prompt, tools=self.tools)
@@ -77,7 +77,7 @@ class Task:
     arms: tuple[str, ...]
     turns: int
     probe_every: int
-    """Steps from one comparison of gradients to the next."""
+    """Steps between two comparisons of gradients."""
     recipe: DemoRecipe
     """Steps, batch, learning rate and limits. A `max_turn_tokens` of 0 gives a turn all tokens that
     are left of the completion."""
@@ -102,14 +102,14 @@ class Task:
         return (taught_copier if self.name == "copy" else taught_model)(folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the dataset; each row is another episode."""
+        """Return the dataset; each row is a different episode."""
         episodes = range(self.recipe.rows)
         if self.name == "copy":
             return [{"prompt": f"copy {k}"} for k in episodes]
         return [{"prompt": question(k % 10), "start": k % 10, "episode": k} for k in episodes]
 
     def with_steps(self, steps: int | None) -> "Task":
-        """Return the task with another number of steps; None leaves it."""
+        """Return the task with another number of steps; None does not change it."""
         return self if steps is None else replace(self, recipe=replace(self.recipe, steps=steps))
 
 

@@ -1,4 +1,4 @@
-"""One run: a task, an arm and a seed, trained by TRL's `GRPOTrainer`, and measured on the way."""
+"""One run: a task, an arm and a seed, trained with TRL's `GRPOTrainer`, with measurements."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ from scripts.exactness.usual import ReRendering
 
 
 class Watch:
-    """Keeps the rows of each batch and what they measure; changes nothing."""
+    """Keeps the rows of each batch and measures them, without changing the training."""
 
     def __init__(self, task: Task, arm: str, trainer: Any) -> None:
         self._task, self._arm, self._trainer = task, arm, trainer
@@ -60,7 +60,7 @@ class Watch:
         return output
 
     def rows(self) -> list[Row]:
-        """Return the rows of the batch, as the trainer has them."""
+        """Return the rows of the batch as the trainer receives them."""
         rollout_func = self._trainer.rollout_func
         if isinstance(rollout_func, ReRendering):
             return rollout_func.rows
@@ -85,7 +85,7 @@ class Watch:
 
 
 def _by_rollout(turns: Sequence[Call], rollouts: int) -> list[list[Call]]:
-    """Return the calls of each rollout of TRL's loop, which asks in the order of the rollouts."""
+    """Return the calls of each rollout of TRL's loop, which samples in the order of rollouts."""
     calls = [[call] for call in turns[:rollouts]]
     at = 0
     for call in turns[rollouts:]:
@@ -102,7 +102,7 @@ def _by_rollout(turns: Sequence[Call], rollouts: int) -> list[list[Call]]:
 
 
 def train(task: Task, arm: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train once and return the curves."""
+    """Train once, and return the curves."""
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback

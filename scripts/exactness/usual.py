@@ -1,9 +1,9 @@
-"""The usual ways, as a `rollout_func`: render and tokenize the whole conversation for each turn.
+"""Re-rendering as a `rollout_func`: render and tokenize the whole conversation for each turn.
 
-`loop` renders the finished conversation once more and trains those tokens. It lays the logprobs of
-each turn along the turn's new tokens by position, cut or filled with 0. `proxy` keeps the ids that
-the sampler returned and joins them with the tokens that it rendered between them: every trained
-token was sampled, but the sampler saw other tokens before it.
+`loop` renders the finished conversation again and trains on those tokens. It assigns the logprobs
+of each turn to the turn's new tokens by position, cut or filled with 0. `proxy` keeps the ids that
+the sampler returned, and joins them with the rendered tokens between them. So every trained token
+was sampled, but the sampler saw other tokens before it.
 """
 
 import zlib
@@ -18,7 +18,7 @@ from scripts.exactness.tasks import Game, Task
 
 
 class ReRendering:
-    """The `rollout_func` of both arms; `rows` are those of the last batch."""
+    """The `rollout_func` of both arms; `rows` has the rows of the last batch."""
 
     def __init__(
         self, task: Task, arm: str, seed: int, tokenizer: Any, sampler: RecordingSampler
@@ -29,7 +29,7 @@ class ReRendering:
         self._start = tokenizer.convert_tokens_to_ids("<|im_start|>")
         self._head = tokenizer.encode("assistant\n")
         self.given: Sequence[dict[str, Any]] = ()
-        """The rows of the dataset, which TRL does not hand on."""
+        """The rows of the dataset, which TRL does not pass on."""
         self.rows: list[Row] = []
 
     def __call__(self, prompts: Any, trainer: Any) -> dict[str, list[Any]]:
@@ -86,7 +86,7 @@ class ReRendering:
         )
 
     def _spans(self, ids: list[int]) -> list[bool]:
-        """Return the mask of what stands in assistant turns, their closing token included."""
+        """Return the mask of the tokens of assistant turns, their closing tokens included."""
         inside = [False] * len(ids)
         at = 0
         while at < len(ids):

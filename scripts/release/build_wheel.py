@@ -2,10 +2,10 @@
 
     python scripts/release/build_wheel.py [x86_64-unknown-linux-musl] [--out dist]
 
-The platform is this one if none is named. Needs what scripts/release/tools.txt pins, and rustup.
-Wheels for Linux are linked by Zig, which brings the oldest C library that a wheel promises to run
-on; so each of them is built on any Linux, without containers. maturin fails where a wheel would
-need more than its tag says.
+The default platform is this machine's. Needs the tools in scripts/release/tools.txt, and rustup.
+Zig links the wheels for Linux, and contains the oldest C library that a wheel supports, so any
+Linux can build all of them without containers. maturin fails if a wheel would need more than its
+tag promises.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import rust
 
 ROOT = Path(__file__).resolve().parents[2]
-# The tag of a wheel, which says what it runs on. On macOS maturin says 10.12 and 11.0.
+# The platform tags of wheels. On macOS, maturin uses 10.12 and 11.0.
 COMPATIBILITY = {"gnu": "manylinux_2_28", "musl": "musllinux_1_2"}
 
 
@@ -39,7 +39,7 @@ def build(target: str, out: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", nargs="?", help="as Rust names it (default: this platform)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")

@@ -1,11 +1,11 @@
 """Check a release as far as one machine can: `make release-check` builds dist/ and calls this.
 
-What is in dist/ is audited and tested, in clean environments, on three Pythons: the oldest that is
-supported, the newest that can be had, and one between. Then the papers, the licences and the
-workflows. All checks are run, also after one failed.
+The files in dist/ are audited and tested in clean environments, on three Python versions: the
+oldest supported one, the newest available one, and one between. Then come changelog, licences and
+workflows. All checks run, even if one fails.
 
-Pythons are found on PATH and among those of pyenv and uv, which fetches what is missing where it
-can. Others are named by their paths: `make release-check PYTHONS="/opt/python3.14/bin/python3"`.
+Pythons are found on PATH, in pyenv and with uv, which downloads missing versions if it can. Pass
+others by path: `make release-check PYTHONS="/opt/python3.14/bin/python3"`.
 """
 
 import argparse
@@ -30,20 +30,20 @@ PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 
 @dataclass(frozen=True)
 class Check:
-    """A command, and what it shows."""
+    """A command, and the name of its check."""
 
     name: str
     command: tuple[str, ...]
 
 
 def supported() -> list[str]:
-    """The Pythons of the classifiers, oldest first."""
+    """Return the Python versions of the classifiers, oldest first."""
     named = (re.fullmatch(r".*:: (3\.\d+)", line) for line in project()["classifiers"])
     return sorted((found[1] for found in named if found), key=lambda name: int(name[2:]))
 
 
 def version_of(python: str) -> str:
-    """The version of an interpreter, such as 3.12; empty where it does not run."""
+    """Return the version of an interpreter, such as 3.12; empty if it does not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True)
@@ -53,7 +53,7 @@ def version_of(python: str) -> str:
 
 
 def python_of(name: str, named: list[str]) -> str | None:
-    """The path of an interpreter of this version: named, found here, or fetched by uv."""
+    """Return the path of an interpreter of a version: given, found, or downloaded by uv."""
     for path in named:
         if version_of(path) == name:
             return path
@@ -72,18 +72,18 @@ def python_of(name: str, named: list[str]) -> str | None:
 
 
 def three_pythons(named: list[str]) -> list[tuple[str, str]]:
-    """The oldest, the newest and one between, with their paths."""
+    """Return the oldest version, the newest and one between, with their paths."""
     if broken := [path for path in named if version_of(path) not in supported()]:
         sys.exit(f"{', '.join(broken)}: no Python {', '.join(supported())}")
     every = [(name, python_of(name, named)) for name in supported()]
     found = [(name, path) for name, path in every if path is not None]
     missing = [name for name, path in every if path is None]
     if missing:
-        sys.stderr.write(f"not on this machine, and uv cannot fetch it: {said_of(missing)}\n")
+        sys.stderr.write(f"not on this machine, and uv cannot download it: {said_of(missing)}\n")
     if len(found) < 3 or found[0][0] != supported()[0]:
         have = ", ".join(name for name, _ in found) or "none"
         sys.exit(
-            f"three Pythons are needed, {supported()[0]} among them; there are: {have}\n"
+            f"three Python versions are needed, including {supported()[0]}; found: {have}\n"
             f"hint: install {said_of(missing)} (pyenv install {missing[0]}, or a package of the "
             f"system), and name what is not on PATH: make release-check PYTHONS=/path/to/python"
         )
@@ -91,12 +91,12 @@ def three_pythons(named: list[str]) -> list[tuple[str, str]]:
 
 
 def said_of(names: list[str]) -> str:
-    """Versions as one writes them."""
+    """Return versions as text."""
     return ", ".join(f"Python {name}" for name in names)
 
 
 def checks(dist: Path, pythons: list[tuple[str, str]]) -> list[Check]:
-    """All of them, the quick ones first; those that take minutes on these Pythons."""
+    """Return all checks: the quick ones, then the tests on these Pythons, which take minutes."""
 
     def script(name: str, *words: str | Path) -> tuple[str, ...]:
         return (sys.executable, str(HERE / name), *map(str, words))
@@ -120,7 +120,7 @@ def checks(dist: Path, pythons: list[tuple[str, str]]) -> list[Check]:
 
 
 def run(check: Check) -> tuple[int, str, float]:
-    """Run one, and print all that it says at once; returns its status, name and seconds."""
+    """Run a check, then print all of its output; return its status, name and seconds."""
     sys.stderr.write(f"begins: {check.name}\n")
     began = time.monotonic()
     environment = os.environ | {"RUSTUP_TOOLCHAIN": release_rust()}
@@ -136,7 +136,7 @@ def run(check: Check) -> tuple[int, str, float]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument("--pythons", default="", help="paths of interpreters, besides those found")

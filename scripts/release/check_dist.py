@@ -2,9 +2,9 @@
 
     python scripts/release/check_dist.py dist
 
-One sdist, and one wheel for each platform: all of the version in Cargo.toml, complete, for the
-stable ABI from Python 3.11 on, with a description that the package index can show, with the
-licences, and with a bill of materials that names nothing that THIRD-PARTY-LICENSES lacks.
+There must be one sdist, and one wheel for each platform, with the version in Cargo.toml. They must
+be complete, for the stable ABI of Python 3.11 and later, with a description that the package index
+can show, with the licences, and with a bill of materials that THIRD-PARTY-LICENSES covers.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from rust import targets, version
 
 ROOT = Path(__file__).resolve().parents[2]
 LICENCES = ("LICENSE", "THIRD-PARTY-LICENSES")
-# How the tag of a wheel begins and ends, by Rust's name of its platform.
+# The beginning and end of a wheel's tag, by Rust's name of the platform.
 TAGS = {
     "x86_64-unknown-linux-gnu": "manylinux_2_28_x86_64",
     "aarch64-unknown-linux-gnu": "manylinux_2_28_aarch64",
@@ -35,12 +35,12 @@ TAGS = {
 
 
 def expected_wheels() -> set[str]:
-    """The names of the wheels of all platforms."""
+    """Return the names of the wheels of all platforms."""
     return {f"abut-{version()}-cp311-abi3-{TAGS[target]}.whl" for target in targets()}
 
 
 def package_files() -> set[str]:
-    """The files of the package that git knows, as they lie in a wheel."""
+    """Return the tracked files of the package, with their paths in a wheel."""
     done = subprocess.run(
         ["git", "ls-files", "python"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -48,7 +48,7 @@ def package_files() -> set[str]:
 
 
 def wheel_faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """Return the faults of a wheel."""
     faults = []
     folder = f"abut-{version()}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
@@ -72,7 +72,7 @@ def wheel_faults(wheel: Path) -> list[str]:
 
 
 def unknown_parts(bill: dict) -> list[str]:
-    """What a bill of materials names that THIRD-PARTY-LICENSES does not, but what is not linked."""
+    """Return the linked parts of a bill of materials that THIRD-PARTY-LICENSES does not have."""
     page = (ROOT / LICENCES[1]).read_text(encoding="utf-8")
     listed = set(re.findall(r"^(\S+ \S+): ", page, flags=re.MULTILINE))
     named = {f"{part['name']} {part['version']}" for part in bill.get("components", [])}
@@ -82,7 +82,7 @@ def unknown_parts(bill: dict) -> list[str]:
 
 
 def listed_in_lock(parts: set[str]) -> list[str]:
-    """The parts that are compiled into the module: no macros, and nothing that runs in a build."""
+    """Return the parts that are compiled into the module, without macros and build scripts."""
     if not parts:
         return []
     tree = ["cargo", "tree", "--locked", "--package=abut-py", "--edges=normal,no-proc-macro"]
@@ -98,7 +98,7 @@ def listed_in_lock(parts: set[str]) -> list[str]:
 
 
 def sdist_faults(sdist: Path) -> list[str]:
-    """What is wrong with the sdist."""
+    """Return the faults of the sdist."""
     faults = []
     folder = f"abut-{version()}"
     with tarfile.open(sdist) as archive:
@@ -109,15 +109,15 @@ def sdist_faults(sdist: Path) -> list[str]:
     missing = {f"{folder}/python/{name}" for name in package_files()} - names
     faults += [f"{name} is missing" for name in sorted(missing)]
     if needless := {name for name in names if re.search(r"\.(so|pyd|pyc)$|/\.venv|/dist/", name)}:
-        faults.append(f"what is built is not source: {', '.join(sorted(needless))}")
+        faults.append(f"built files in the sdist: {', '.join(sorted(needless))}")
     return faults
 
 
 def tools(files: list[Path], wheels: list[Path]) -> bool:
-    """Run the tools that know the formats; says whether all of them are content."""
+    """Run the tools that check the formats, and return whether all succeed."""
     scripts = Path(sysconfig.get_path("scripts"))
     commands = [["twine", "check", "--strict", *map(str, files)]]
-    # The extension and the pytest plugin beside the package are meant.
+    # The extension and the pytest plugin next to the package are intended.
     commands += [["check-wheel-contents", "--toplevel=abut,_abut_pytest.py", *map(str, wheels)]]
     commands += [["abi3audit", "--strict", "--verbose", *map(str, wheels)]]
     done = [subprocess.run([scripts / name, *rest]) for name, *rest in commands]
@@ -125,7 +125,7 @@ def tools(files: list[Path], wheels: list[Path]) -> bool:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dist", type=Path, help="the folder")
     parser.add_argument("--all-platforms", action="store_true", help="as the release has them")

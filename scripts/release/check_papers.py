@@ -1,9 +1,10 @@
-"""Check what is said of this version: the changelog, the version's other copies, and the links.
+"""Check the changelog, all copies of the version number, and links.
 
     python scripts/release/check_papers.py [--tag v0.2.0]
 
-The version stands in Cargo.toml; lock files repeat it, the changelog's newest heading has it with
-its date, and the tag is its name. Links lead to files, headings and lines of this checkout.
+The version is defined in Cargo.toml. Lock files, the newest heading of the changelog (with a date)
+and the tag must have the same version. Links must lead to files, headings and lines of this
+checkout.
 """
 
 import argparse
@@ -23,7 +24,7 @@ CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def tracked(pattern: str) -> list[Path]:
-    """The files of this checkout that git knows."""
+    """Return the tracked files of this checkout."""
     done = subprocess.run(
         ["git", "ls-files", pattern], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -31,11 +32,11 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def changelog_faults(text: str, wanted: str) -> Iterator[str]:
-    """What is wrong with a changelog for a version."""
+    """Yield the faults of a changelog for a version."""
     found = list(HEADING.finditer(text))
     names = [match[1] for match in found]
     if "Unreleased" in names:
-        yield "something is unreleased: name the version, and the date"
+        yield "there is an Unreleased section: give it the version and the date"
     if names[:1] != [wanted]:
         yield f"the newest heading is {names[:1]}, the version {wanted}"
     dates = [match[2] for match in found if match[1] != "Unreleased"]
@@ -44,19 +45,19 @@ def changelog_faults(text: str, wanted: str) -> Iterator[str]:
     else:
         days = [datetime.date.fromisoformat(date) for date in dates]
         if days != sorted(days, reverse=True) or days[0] > datetime.date.today():
-            yield "the dates do not go back from today"
+            yield "the dates are not in descending order from today"
     for name in names:
         if not re.search(rf"^\[{re.escape(name)}\]: https://", text, re.MULTILINE):
             yield f"[{name}] has no address"
     for name in set(re.findall(r"^### (.*)$", text, re.MULTILINE)) - SECTIONS:
-        yield f"### {name} is none of {', '.join(sorted(SECTIONS))}"
+        yield f"### {name} is not one of {', '.join(sorted(SECTIONS))}"
     newest = text.partition("\n## ")[2].partition("\n## ")[0]
     if not re.search(r"^- ", newest, re.MULTILINE):
-        yield f"nothing is said of {names[0]}"
+        yield f"there is no entry for {names[0]}"
 
 
 def version_faults() -> Iterator[str]:
-    """Where another version stands than in Cargo.toml."""
+    """Yield the places with another version than Cargo.toml."""
     for lock in ("Cargo.lock", "rust/fuzz/Cargo.lock"):
         packages = tomllib.loads((ROOT / lock).read_text(encoding="utf-8"))["package"]
         for package in packages:
@@ -71,7 +72,7 @@ def version_faults() -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names of the headings of a page, as its host makes them."""
+    """Return the anchors of the headings of a page, as the host makes them."""
     found: set[str] = set()
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
@@ -85,7 +86,7 @@ def anchors(text: str) -> set[str]:
 
 
 def link_faults(page: Path, text: str) -> Iterator[str]:
-    """The links of a page that lead nowhere; those to other sites are not followed."""
+    """Yield the broken links of a page; links to other sites are not checked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = project["urls"]["Repository"] + "/blob/main/"
     prose = CODE.sub("", text)
@@ -106,7 +107,7 @@ def link_faults(page: Path, text: str) -> Iterator[str]:
 
 
 def faults(tag: str | None) -> Iterator[str]:
-    """All that is wrong."""
+    """Yield all faults."""
     if tag is not None and tag != f"v{version()}":
         yield f"the tag is {tag}, the version {version()}"
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -118,7 +119,7 @@ def faults(tag: str | None) -> Iterator[str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tag", help="the tag of the release")
     found = list(faults(parser.parse_args().tag))
@@ -126,7 +127,7 @@ def main() -> None:
         sys.stderr.write(f"{fault}\n")
     if found:
         sys.exit(1)
-    sys.stdout.write(f"changelog, version and links are those of abut {version()}\n")
+    sys.stdout.write(f"changelog, version and links are correct for abut {version()}\n")
 
 
 if __name__ == "__main__":

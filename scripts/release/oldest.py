@@ -1,13 +1,13 @@
-"""Test the oldest packages that pyproject.toml promises to work.
+"""Test abut with the oldest packages that pyproject.toml allows.
 
-    python scripts/release/oldest.py light dist/abut-….whl    # all extras but those with torch
-    python scripts/release/oldest.py trl dist/abut-….whl      # those with torch
+    python scripts/release/oldest.py light dist/abut-….whl    # extras without torch
+    python scripts/release/oldest.py trl dist/abut-….whl      # extras with torch
     python scripts/release/oldest.py ray dist/abut-….whl      # Ray
 
-Each package that an extra for users names is installed in the oldest version that it allows; one
-that cannot be had so old beside the others fails, since its bound is then not true. What they need
-themselves, and what only the tests need, is as new as they take: the oracle of the encoders is
-`tokenizers` as it is now.
+Each package of an extra for users is installed in the oldest version that the extra allows. If
+other packages require a newer version, the check fails, because the bound is wrong. Their
+dependencies, and packages that only the tests need, are as new as possible, because the encoders
+are compared with the current `tokenizers`.
 """
 
 import argparse
@@ -20,31 +20,31 @@ from pathlib import Path
 
 import environments as envs
 
-# The extras with environments of their own. That of Eval Protocol, which asks for newer packages
-# than the others, has the oldest that its extra allows.
+# The extras with separate environments. Eval Protocol requires newer packages than the others; its
+# environment has the oldest versions that its extra allows.
 ALONE = ("eval_protocol", "harbor", "inspect_ai", "mcp", "verifiers", "ray", "claude-code", "codex")
-# What the tests of a kind need besides, and which they are. Light ones are all that need no torch.
+# Additional packages of each kind, and its tests. The kind `light` runs all tests without torch.
 NEEDS = {"trl": "tests/trl_matrix/requirements.txt", "ray": "tests/ray/requirements.txt"}
 TESTS = {
     "light": ["--ignore=tests/test_packaging.py"],
-    # The contract with a version of TRL, on one rank and on two.
+    # The tests of the interface to a version of TRL, on one rank and on two.
     "trl": ["tests/trl_matrix", "tests/trl/test_ranks.py"],
     "ray": ["tests/ray"],
 }
 PYTHON = "3.11"
 TOOLS = "dev"  # the extra for contributors
-# They only check the source, or are there for Eval Protocol's helper.
+# They only check the source, or belong to Eval Protocol's helper.
 LEFT_OUT = {"codespell", "maturin", "mypy", "ruff", "eval-protocol", "openenv"}
 
 
 def bound(requirement: str) -> str | None:
-    """The oldest version that a requirement allows."""
+    """Return the oldest version that a requirement allows."""
     found = re.search(r">=\s*([\w.]+)", requirement)
     return found[1] if found else None
 
 
 def is_version(found: str, wanted: str) -> bool:
-    """Whether two versions are the same but for zeros at the end and what is behind a plus."""
+    """Return whether two versions are equal, ignoring trailing zeros and local parts (`+cpu`)."""
 
     def parts(version: str) -> list[str]:
         return re.sub(r"(\.0)*$", "", version.partition("+")[0]).split(".")
@@ -53,7 +53,7 @@ def is_version(found: str, wanted: str) -> bool:
 
 
 def installed(python: Path) -> dict[str, str]:
-    """The versions there, by name."""
+    """Return the versions of the installed packages by name."""
     code = "import importlib.metadata as m; [print(d.name, d.version) for d in m.distributions()]"
     done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     pairs = (line.split() for line in done.stdout.splitlines())
@@ -61,12 +61,12 @@ def installed(python: Path) -> dict[str, str]:
 
 
 def extras_own(extra: str) -> list[str]:
-    """What an extra needs beside the base install."""
+    """Return the requirements of an extra in addition to the base install."""
     return envs.requirements([extra])[len(envs.requirements([])) :]
 
 
 def wants(kind: str) -> tuple[list[str], list[str]]:
-    """What users may have so old, and what else the tests need."""
+    """Return the requirements to install in their oldest versions, and those of the tests."""
     tools: list[str] = []
     if kind in ALONE:
         wanted = extras_own(kind)
@@ -84,13 +84,13 @@ def wants(kind: str) -> tuple[list[str], list[str]]:
 
 
 def install(kind: str, wheel: Path, folder: Path) -> Path:
-    """Make the environment; returns its Python."""
+    """Create the environment, and return its Python."""
     python = envs.make(folder / "environment", PYTHON)
     wanted, tools = wants(kind)
     pip = ["pip", "install", "--quiet", "--python", python]
     torch = [r for r in (*wanted, *tools) if envs.name_of(r) == "torch"]
     if torch and "CPU_TORCH" in os.environ:
-        # From that index torch alone, and nothing that it needs: no other name can come from there.
+        # Only torch itself comes from that index, so that other packages there cannot be installed.
         exact = torch[0] if "==" in torch[0] else f"torch=={bound(torch[0])}.0"
         envs.uv(*pip, "--no-deps", "--default-index", os.environ["CPU_TORCH"], exact)
     listed = folder / "oldest.txt"
@@ -103,14 +103,16 @@ def install(kind: str, wheel: Path, folder: Path) -> Path:
     for requirement in wanted:
         name, oldest = envs.name_of(requirement), bound(requirement)
         if name in have and oldest is not None and not is_version(have[name], oldest):
-            faults.append(f"{requirement}: the oldest that goes with the others is {have[name]}")
+            faults.append(
+                f"{requirement}: the oldest version that works with the others is {have[name]}"
+            )
     if faults:
         sys.exit("\n".join([*faults, "hint: raise these bounds in pyproject.toml"]))
     return python
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kind", choices=[*TESTS])
     parser.add_argument("wheel", type=Path)
@@ -119,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         python = install(options.kind, options.wheel, Path(folder))
         envs.check_installed(python)
-        # Tokenizers that lie beside the checkout are in the format of today's transformers.
+        # The tokenizers of the test data have the format of the current transformers.
         os.environ.pop("ABUT_TOKENIZERS", None)
         if options.kind == "trl":
             os.environ["ABUT_TRL_VERSION"] = installed(python)["trl"]

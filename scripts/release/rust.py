@@ -1,6 +1,6 @@
-"""Rust as the release has it: run, this has rustup install it, and says which it is.
+"""The Rust version of the release. As a script, install it with rustup, and print it.
 
-One place has the version, `release-rust` in Cargo.toml; wheels are built and CI is run with it.
+The version is `release-rust` in Cargo.toml; wheels and CI use it.
 """
 
 import argparse
@@ -16,34 +16,34 @@ RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 
 
 def workspace() -> dict[str, Any]:
-    """What Cargo.toml says of the workspace."""
+    """Return the workspace table of Cargo.toml."""
     cargo = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))
     found: dict[str, Any] = cargo["workspace"]
     return found
 
 
 def version() -> str:
-    """The version of abut, which stands there alone."""
+    """Return the version of abut, which only Cargo.toml defines."""
     return str(workspace()["package"]["version"])
 
 
 def release_rust() -> str:
-    """The version of Rust that builds the wheels."""
+    """Return the Rust version that builds the wheels."""
     return str(workspace()["metadata"]["release-rust"])
 
 
 def oldest_rust() -> str:
-    """The oldest version that builds and tests: what CONTRIBUTING.md promises."""
+    """Return the oldest Rust version that builds and passes the tests, as in CONTRIBUTING.md."""
     return str(workspace()["package"]["rust-version"])
 
 
 def targets() -> list[str]:
-    """The platforms that the release builds wheels for, as Rust names them."""
+    """Return the platforms of the release's wheels, by Rust's names."""
     return sorted(set(re.findall(r"\btarget: ([\w-]+)", RELEASE.read_text(encoding="utf-8"))))
 
 
 def host() -> str:
-    """This platform, as Rust names it."""
+    """Return this platform, by Rust's name."""
     done = subprocess.run(["rustc", "-vV"], stdout=subprocess.PIPE, text=True, check=True)
     found = re.search(r"^host: (.*)$", done.stdout, re.MULTILINE)
     assert found is not None, done.stdout
@@ -51,8 +51,8 @@ def host() -> str:
 
 
 def install(wanted: str, *, target: str | None = None, components: str = "") -> None:
-    """Have rustup fetch a toolchain, where it or its standard library for `target` is not there."""
-    # Asked first: what is there needs no network.
+    """Install a toolchain and its standard library for `target` with rustup, if missing."""
+    # Check first, so that an installed toolchain does not need the network.
     query = ["rustup", "target", "list", "--installed", "--toolchain", wanted]
     done = subprocess.run(query, capture_output=True, text=True)
     is_there = done.returncode == 0 and (target is None or target in done.stdout.split())
@@ -65,7 +65,7 @@ def install(wanted: str, *, target: str | None = None, components: str = "") -> 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--components", default="", help="such as clippy,rustfmt")
     parser.add_argument("--oldest", action="store_true", help="the oldest that is promised instead")

@@ -1,10 +1,10 @@
-"""Test what is published: a wheel, or the wheel that an sdist builds, in an environment of its own.
+"""Test a release file: a wheel, or the wheel that an sdist builds, in a clean environment.
 
     python scripts/release/test_dist.py dist/abut-0.2.0-….whl [--python 3.14]
 
-The environment has the wheel, and what constraints.txt pins of all extras but torch. All tests run
-there that need no torch; those that do are skipped, and listed. tests/test_packaging.py is left
-out: it builds wheels itself.
+The environment has the wheel, and the packages of all extras that constraints.txt pins, except
+torch. All tests without torch run there; the others are skipped and listed. tests/test_packaging.py
+is left out, because it builds wheels itself.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from pathlib import Path
 import check_dist
 import environments as envs
 
-# Where a package of the tests has no wheels: its tests are skipped there.
+# Platforms without wheels of a package of the tests: its tests are skipped there.
 ABSENT = {"musl": ["duckdb"]}
 
 
 def absent() -> list[str]:
-    """What cannot be installed on this system."""
+    """Return the packages that cannot be installed on this system."""
     is_musl = any(Path("/lib").glob("ld-musl-*"))
     return ABSENT["musl"] if is_musl else []
 
 
 def wheel_of(sdist: Path, folder: Path, python: str) -> Path:
-    """Build the wheel of an sdist, with the backend that it asks for; it has all that ours have."""
+    """Build the wheel of an sdist with its own backend, and check it like a released wheel."""
     pinned = ["--build-constraints", envs.CONSTRAINTS]
     envs.uv("build", "--quiet", "--wheel", "--python", python, *pinned, "--out-dir", folder, sdist)
     (built,) = folder.glob("*.whl")
@@ -36,7 +36,7 @@ def wheel_of(sdist: Path, folder: Path, python: str) -> Path:
 
 
 def test(dist: Path, python: str, folder: Path, arguments: list[str]) -> int:
-    """Install and test; returns the exit status of pytest."""
+    """Install and test, and return the exit status of pytest."""
     wheel = wheel_of(dist, folder / "wheel", python) if dist.suffix == ".gz" else dist
     here = envs.make(folder / "environment", python)
     overrides = folder / "overrides.txt"
@@ -49,7 +49,7 @@ def test(dist: Path, python: str, folder: Path, arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dist", type=Path, help="a wheel or an sdist")
     parser.add_argument("--python", default=sys.executable, help="a version or a path")

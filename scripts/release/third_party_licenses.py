@@ -1,12 +1,13 @@
-"""Write THIRD-PARTY-LICENSES: what is linked into the wheels, with its licence texts.
+"""Write THIRD-PARTY-LICENSES: the code that is linked into the wheels, with its licences.
 
     python scripts/release/third_party_licenses.py           # write the file
-    python scripts/release/third_party_licenses.py --check   # say whether it is up to date
+    python scripts/release/third_party_licenses.py --check   # check whether it is up to date
 
-That is each crate below `abut-py` that is compiled into the extension on a platform of the release
-(no build scripts, no macros: their code is not in it), the C sources and tables that these bring,
-and Rust's standard library. A crate without a text of its own fails, and so does another version of
-Rust than the one that builds the wheels: its standard library has other parts.
+The file has each crate below `abut-py` that is compiled into the extension on a platform of the
+release (without build scripts and macros, whose code is not linked), their C sources and tables,
+and Rust's standard library. The script fails for a crate without a licence text. It also fails if
+the Rust version is not the one that builds the wheels, because its standard library has other
+parts.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from rust import release_rust, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "THIRD-PARTY-LICENSES"
-# The name of a file with a licence; Oniguruma and the Unicode tables have theirs in a folder below.
+# Names of licence files; Oniguruma and the Unicode tables have theirs in subfolders.
 LICENCE = re.compile(r"(licen[sc]e|copying|copyright|notice|unlicense)([-_.].*)?$", re.IGNORECASE)
-# Of what Rust's notices list: linked on systems for which there is no wheel, or only into tests and
+# Parts of Rust's notices that are linked only on systems without wheels, or only into tests and
 # build scripts.
 NOT_LINKED = re.compile(
     r"(cc|dlmalloc|fortanix-sgx-abi|getopts|hermit-abi|moto-rt|r-efi.*|rand.*|shlex|unwinding"
@@ -50,7 +51,7 @@ This file is written by scripts/release/third_party_licenses.py (make licences) 
 
 @dataclass(frozen=True)
 class Package:
-    """One package, and its texts as (name of the file, text)."""
+    """A package, and its licence texts as (file name, text)."""
 
     name: str
     version: str
@@ -63,7 +64,7 @@ class Package:
 
 
 def linked(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The packages of others that are compiled into the extension, of one platform's metadata."""
+    """Return the third-party packages that are compiled into the extension on one platform."""
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     waiting = [id for id, package in packages.items() if package["name"] == "abut-py"]
@@ -82,7 +83,7 @@ def linked(metadata: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def crates() -> dict[str, Package]:
-    """The crates, by name and version. Their sources are those that cargo has fetched."""
+    """Return the crates by name and version, with the sources that cargo has downloaded."""
     found: dict[str, Package] = {}
     for target in targets():
         command = ["cargo", "metadata", "--locked", "--format-version=1"]
@@ -97,7 +98,7 @@ def crates() -> dict[str, Package]:
 
 
 def crate(package: dict[str, Any]) -> Package:
-    """A crate with all texts below its folder."""
+    """Return a crate with all licence texts below its folder."""
     folder = Path(package["manifest_path"]).parent
     files = sorted(
         file for file in folder.rglob("*") if LICENCE.match(file.name) and file.is_file()
@@ -115,13 +116,13 @@ def crate(package: dict[str, Any]) -> Package:
 
 
 def read(file: Path) -> str:
-    """A text without the spaces at the ends of its lines, which differ between copies."""
+    """Strip spaces at line ends, because they differ between copies of a text."""
     text = file.read_text(encoding="utf-8")
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
 
 
 def this_rust() -> str:
-    """The version of the compiler here."""
+    """Return the version of the installed compiler."""
     done = subprocess.run(
         ["rustc", "--version"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -129,7 +130,7 @@ def this_rust() -> str:
 
 
 def standard_library() -> list[Package]:
-    """Rust's standard library and its parts, of the notices that come with the compiler."""
+    """Return the parts of Rust's standard library, from the notices of the compiler."""
     sysroot = subprocess.run(
         ["rustc", "--print", "sysroot"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
@@ -146,8 +147,8 @@ def standard_library() -> list[Package]:
     return found
 
 
-# What a compiler adds. Wheels for Linux have LLVM's unwinding and arithmetic by way of Zig, those
-# for other systems the same arithmetic in Rust.
+# Code that compilers add: in wheels for Linux, LLVM's unwinding and arithmetic (through Zig); in
+# others, the same arithmetic in Rust.
 COMPILED_IN = (
     (
         "Rust's standard library",
@@ -165,7 +166,7 @@ COMPILED_IN = (
 
 
 def part_of_std(name: str, version: str, notices: str) -> Package:
-    """One crate of the standard library, of its section in the notices."""
+    """Return a crate of the standard library from its section of the notices."""
     licence = re.search(r"License:</b> ([^<]+)</p>", notices)
     files = re.findall(r"<code>([^<]+)</code></summary>\s*<pre>(.*?)</pre>", notices, re.DOTALL)
     if licence is None or not files:
@@ -179,7 +180,7 @@ def part_of_std(name: str, version: str, notices: str) -> Package:
 
 
 def page(packages: list[Package]) -> str:
-    """The whole file. Texts that differ in their line breaks alone stand there once."""
+    """Return the whole file. Texts that differ only in their line breaks appear once."""
     owners: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     for package in packages:
@@ -197,9 +198,11 @@ def page(packages: list[Package]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is old")
+    parser.add_argument(
+        "--check", action="store_true", help="do not write the file, but fail if it is outdated"
+    )
     options = parser.parse_args()
     if this_rust() != release_rust():
         sys.exit(
