@@ -56,8 +56,8 @@ class Serve:
         default_factory=dict,
         repr=False,  # tokens, mostly
         metadata={
-            "help": "Further environment variables, besides those of the trainer whose names are "
-            "not those of secrets, as HF_TOKEN and OPENAI_API_KEY are."
+            "help": "More environment variables. The server also gets the trainer's, except "
+            "secrets such as HF_TOKEN, which abut recognizes by their names."
         },
     )
     start_timeout_s: float = field(
