@@ -13,10 +13,10 @@ class Scale:
     encode_rounds: int = 7
     loop_bytes: int = 256_000
     loop_sizes: tuple[int, ...] = (1_000, 16_000, 128_000)
-    """Bytes of each text; a text of 1 MB is measured by the row `encode`."""
+    """Bytes of each text; the row `encode` measures texts of 1 MB."""
     loop_rounds: int = 7
     eviction_bytes: int = 128 << 20
-    """Written to evict what the processor's caches hold: more than most of them hold."""
+    """Memory to write so that all CPU caches are evicted; larger than most caches."""
     kind_bytes: int = 400_000
     kind_rounds: int = 5
     batch_many: tuple[int, int] = (200, 4_000)

@@ -1,4 +1,4 @@
-"""A warning is logged once, whoever repeats its cause."""
+"""A warning is logged once, even if several threads repeat its cause."""
 
 import logging
 import threading

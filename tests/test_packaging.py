@@ -1,7 +1,7 @@
-"""What is published works: the wheel, and the wheel that the sdist builds, in an empty environment.
+"""The published files work: the wheel, and the wheel built from the sdist, in an empty environment.
 
-Each is installed beside NumPy and nothing else, without an index: a requirement that is missing
-there is a requirement that the base install must not have.
+Each is installed without an index, and only NumPy is there: any other requirement would fail, and
+the base install must not have one.
 """
 
 import json
@@ -123,7 +123,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget_our_builds() -> None:
-    """Have cargo build our crates anew: it takes those of the sdist for those of the checkout."""
+    """Make cargo rebuild our crates: it confuses those of the sdist with those of the checkout."""
     for built in TARGET.glob("*/.fingerprint/abut-*"):
         shutil.rmtree(built)
 
@@ -482,7 +482,7 @@ def test_the_wheel_serves_every_python_from_3_11(wheel: Path, wheel_of_sdist: Pa
 
 
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
-    """Neither `benchmarks` nor `tests/reference`, which are beside it in the repository."""
+    """`benchmarks` and `tests/reference` are in the repository, but not in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         entry_points = archive.read(f"abut-{abut.__version__}.dist-info/entry_points.txt").decode()

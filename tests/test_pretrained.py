@@ -10,7 +10,7 @@ PAGE = "a <search> b"
 
 
 def tokenizer_with(token: str, template: str) -> SimpleNamespace:
-    """What abut takes of a transformers tokenizer, with an HTML name as an added token."""
+    """Return the parts of a transformers tokenizer that abut reads, with an added HTML name."""
     config = json.loads((ASSETS / "tokenizer.json").read_text())
     config["added_tokens"].append({"id": 512, "content": token, "normalized": False})
     added = {t["id"]: SimpleNamespace(content=t["content"]) for t in config["added_tokens"]}

@@ -106,7 +106,7 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def noted(cluster: Any, kind: str, job: Any, said: Path) -> dict[str, Any]:
-    """What a stub noted, as soon as it has."""
+    """Wait for the notes of a stub, and return them."""
     file = cluster.folder / f"{kind}-n.json"
     assert eventually(lambda: file.exists() or job.poll() is not None, LIMIT_S), said.read_text()
     assert file.exists(), said.read_text()

@@ -216,7 +216,7 @@ def circles(imported: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def wrong_imports(imported: Mapping[str, set[str]], order: list[str]) -> list[str]:
-    """Imports of rooms that stand later in the order."""
+    """Return the imports of rooms that come later in the order."""
     floors = {name_of(room): i for i, room in enumerate(order)}
 
     def floor(module: str) -> int:
@@ -245,7 +245,7 @@ def one_sentence(module: ast.Module) -> bool:
 
 
 def hidden(sources: Sources) -> list[str]:
-    """Submodules whose name in their package is that of something else."""
+    """Return submodules whose name in their package means something else."""
     modules = {module_of(path): path for path in sources}
     return [
         name

@@ -114,7 +114,7 @@ def test_a_command_does_not_ignore_what_its_starter_ignores(start: Any, tmp_path
 
 
 def ignores_sigint(pid: int) -> bool:
-    """What the kernel says of a process."""
+    """Return whether a process ignores SIGINT, according to the kernel."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
     return bool(int(mask, 16) & 1 << (signal.SIGINT - 1))

@@ -97,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def noted(job: Job, name: str) -> dict[str, Any]:
-    """What a stub noted, as soon as it has."""
+    """Wait for the notes of a stub, and return them."""
     file = job.folder / f"{name}.json"
     assert eventually(lambda: file.exists() or job.process.poll() is not None, LIMIT_S), job.said
     assert file.exists(), job.said
@@ -106,7 +106,7 @@ def noted(job: Job, name: str) -> dict[str, Any]:
 
 
 def of_part(job: Job, part: str, word: str) -> int:
-    """The process of a part, beside `on_node.py`, that has the word in its command."""
+    """Return the process of a part with the word in its command, except `on_node.py`."""
     log = str(job.logs / f"{part}.log")
     mark = job._environment[MARK]
     (pid,) = [
@@ -126,7 +126,7 @@ def check_all_ended(job: Job) -> None:
 
 
 def places(said: str, *texts: str) -> list[int]:
-    """Where each of the texts stands in what was said."""
+    """Return the position of each text in the output."""
     found = [re.search(text, said) for text in texts]
     assert all(found), said
     return [match.start() for match in found if match]

@@ -1,7 +1,7 @@
-"""Encoding in a tight loop: texts of one size, with nothing done between two of them.
+"""Encoding in a tight loop: texts of one size, without other work between them.
 
-The row `encode` measures one text a round, between other work. A loop has other costs: those of
-each call count (a short text), and the caches hold what the loop itself left there.
+The row `encode` measures one text per round, between other work. A loop has other costs: the
+overhead of each call counts for short texts, and the CPU caches have only the loop's own data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,16 @@ FIRST, AGAIN, EVICTED = "first", "again, warm caches", "again, evicted caches"
 
 
 def measure(workbench: Workbench) -> Row:
-    """Encode texts of each size, mixed and code, by each shape."""
+    """Encode mixed text and code of each size with each shape."""
     scale = workbench.scale
     row = Row(
         "encode_loop",
-        f"encode {scale.loop_bytes:,} bytes in a tight loop, in texts of one size",
-        equal="all token ids of all texts, in every round; in the first also those of `tokenizers`",
+        f"encode {scale.loop_bytes:,} bytes in a tight loop, as texts of one size",
+        equal="all token ids of all texts, in every round, and in the warm-up also with those of "
+        "`tokenizers`",
         notes=[
-            "first: texts that no side has seen. again: the same texts, directly afterwards (warm "
-            f"caches) or after {scale.eviction_bytes:,} bytes of other memory were written "
+            "first: new texts that no side has seen. again: the same texts, either immediately "
+            f"(warm caches), or after writing {scale.eviction_bytes:,} bytes of other memory "
             "(evicted caches).",
         ],
     )
@@ -63,7 +64,7 @@ def measure(workbench: Workbench) -> Row:
 
 
 def _files(workbench: Workbench, row: Row, folder: Path) -> dict[str, Path]:
-    """Return the tokenizer.json of each shape that cuts words by a pattern, by a case's ending."""
+    """Return the tokenizer.json of each shape with a pattern, by the suffix of its cases."""
     files = {"": workbench.tokenizer_json}
     for shape in SHAPES:
         try:

@@ -116,7 +116,7 @@ def crate(package: dict[str, Any]) -> Package:
 
 
 def read(file: Path) -> str:
-    """Strip spaces at line ends, because they differ between copies of a text."""
+    """Strip spaces at line ends, because they differ between copies of a licence."""
     text = file.read_text(encoding="utf-8")
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
 
@@ -157,7 +157,7 @@ COMPILED_IN = (
         ("Apache-2.0", "MIT", "Unicode-3.0"),
     ),
     (
-        "LLVM's libunwind and compiler-rt, beside Rust",
+        "LLVM's libunwind and compiler-rt, linked with Rust",
         "Apache-2.0 WITH LLVM-exception",
         "https://llvm.org",
         ("Apache-2.0", "LLVM-exception"),

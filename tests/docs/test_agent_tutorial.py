@@ -21,7 +21,7 @@ def test_what_trains_nothing_prints_what_the_page_shows(tmp_path: Path) -> None:
 
 
 def learns(shown: str, printed: str) -> None:
-    """Assert that the last lines are those of the page, with other numbers, and that they rise."""
+    """Assert that the last lines match the page except for numbers, and that the numbers rise."""
     lines = printed.splitlines()[-3:]
     steps = [numbers_of(line) for line in lines]
     assert [step[0] for step in steps] == [numbers_of(line)[0] for line in shown.splitlines()]
@@ -29,7 +29,7 @@ def learns(shown: str, printed: str) -> None:
 
 
 def shows_tokens(shown: str, printed: str) -> None:
-    """Assert that the prompt is that of the page, and that the same two turns are in brackets."""
+    """Assert that the prompt equals the page's, and that the same two turns are in brackets."""
     prompt = shown[shown.index("<|im_start|>system") : shown.index("⟦")]
     assert prompt in printed
     for text in (shown, printed):

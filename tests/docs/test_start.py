@@ -18,7 +18,7 @@ from tests.kit.page_run import numbers_of, page_blocks, page_path, run_page
 
 
 def rising(shown: str, printed: str) -> None:
-    """The script's own line is the last; its first figure is that of a model that knows nothing."""
+    """The last line is the script's own; its first figure is low, before the model learns."""
     line = printed.splitlines()[-1]
     assert re.fullmatch(r"mean reward:( 0\.\d\d){4}", line)
     for rewards in numbers_of(shown), numbers_of(line):

@@ -1,4 +1,4 @@
-"""The built site in a browser: it asks no other host for anything, and its parts work.
+"""The built site in a browser: it sends no request to other hosts, and its parts work.
 
 `make test-browser` builds the site and runs these tests; elsewhere they are skipped.
 """
