@@ -273,6 +273,34 @@ def test_a_folder_is_deleted_however_deep_it_is(stage: Stage, program: str) -> N
     assert not reward.one.cwd.parent.exists()
 
 
+@pytest.mark.parametrize(
+    ("does", "files"),
+    [
+        ("os.rename('../work', '../mine'); os.symlink('{other}', '../work')", []),
+        ("os.rename('../work', '../mine'); open('../work', 'w').close()", []),
+        ("os.rename('../work', '../mine')", []),
+        ("os.chdir('/'); os.rename(cwd[:-5], '{other}/mine'); os.symlink('{other}', cwd[:-5])", []),
+        ("open('mine', 'w').close()", ["mine"]),
+    ],
+)
+def test_a_reward_gets_the_harness_s_folder_and_none_that_it_links_to(
+    stage: Stage, program: str, tmp_path: Path, does: str, files: list[str]
+) -> None:
+    other = tmp_path / "other"
+    (other / "work").mkdir(parents=True)
+    (other / "work" / "of another").write_text("")
+    seen: list[str] = []
+
+    def reward(result: HarnessResult) -> float:
+        seen.extend(file.name for file in result.cwd.iterdir())
+        return 1.0
+
+    says = f"ask(); cwd = os.getcwd(); {does.format(other=other)}"
+    rollout = play(stage, ClaudeCode(says, reward, program=program)).one
+    assert (rollout.error, rollout.reward, seen) == (None, 1.0, files)
+    assert (other / "work" / "of another").exists()
+
+
 def test_deleting_a_deep_folder_opens_few_files(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, resource, sys; from abut.agents.harness_process import delete_folder;"

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,8 @@ class HarnessResult:
     """The result of one run of a harness, passed to its `reward`.
 
     Attributes:
-        cwd: the folder it worked in, which is deleted after `reward` has returned.
+        cwd: the folder it worked in, which is deleted after `reward` has returned. It is empty if
+            the harness deleted it or put a link in its place.
         exit_status: its exit status, negative if a signal ended it; None: its time was over.
         answer: its last message; "" if there is none.
         transcript: the events it wrote, one line of JSON each. If there is more than 1 MiB, the
@@ -135,6 +137,7 @@ class Harness(ABC):
                 await thread.ask(process.run)
             except OSError as error:
                 raise EnvError(f"{self._title} could not start: {error}") from error
+            await thread.ask(lambda: _restore(folder, cwd))
             return await self._result(process, cwd, task)
         finally:
             if process is not None:
@@ -360,6 +363,14 @@ async def _called(function: Callable[..., Any], task: RolloutTask, *args: Any) -
     called = functools.partial(bound, **named_keywords(bound, offered))
     check_columns(called, name, task)
     return await call_anywhere(called)
+
+
+def _restore(*folders: Path) -> None:
+    """Replace folders that are none any more by empty ones, so that `reward` follows no link."""
+    for folder in folders:
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir(mode=stat.S_IRWXU)
 
 
 def _delete(folder: Path) -> None:
