@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -59,6 +60,42 @@ def after(connections: Connections, ticks: int, *all_: Transport) -> list[bool]:
         for connection in tuple(connections._open):
             connection.tick()
     return [transport.is_open for transport in all_]
+
+
+def test_idle_clients_lose_their_connections_before_there_are_too_many(
+    stage: Stage, hf_tokenizer: Any
+) -> None:
+    with serving(says(stage), hf_tokenizer) as gateway, ExitStack() as stack:
+        gateway.registry.connections.most = 4
+
+        def client() -> RawClient:
+            return stack.enter_context(RawClient(gateway.base_url, gateway.key))
+
+        path, busy = "/r/a/v1/chat/completions", client()
+        busy.socket.sendall(busy.head(path, 999) + b"{")
+        opened = [client() for _ in range(8)]  # which send nothing
+        assert [one.is_closed() for one in opened[:5]] == [True] * 5
+        opened[-1].send(path, {"messages": [user("hi")]})
+        answer = opened[-1].answer()
+        assert answer is not None
+        assert answer[0] == 200
+        busy.socket.sendall(b" " * 998)
+        assert busy.answer() is not None
+
+
+@on_a_loop
+async def test_connections_that_serve_requests_are_kept_and_the_new_one_is_not() -> None:
+    connections = Connections()
+    connections.most = 2
+    kept = []
+    for _ in range(4):
+        connection, transport = Connection(Serves(), connections), Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.begin()
+        kept.append(transport.is_open)
+    assert kept == [True, True, False, False]
+    assert len(connections) == 2
+    connections.close()
 
 
 @on_a_loop

@@ -112,6 +112,15 @@ class Connection(asyncio.Protocol):
         elif self.is_left and self._state == "idle" and self._ticks > IDLE_TICKS:
             self._transport.close()  # after it has written what is left
 
+    @property
+    def serves_request(self) -> bool:
+        """True while a request is served on it."""
+        return self._state == "request"
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._transport.abort()
+
     def _enter(self, state: State) -> None:
         self._state, self._ticks = state, 0
 
@@ -121,11 +130,14 @@ class Connections:
 
     Attributes:
         ticks: how many ticks have passed while a connection was open.
+        most: how many may be open, so that clients cannot use up the files that this process may
+            open; None: no limit.
     """
 
     def __init__(self) -> None:
         self.ticks = 0
-        self._open: set[Connection] = set()
+        self.most: int | None = None
+        self._open: dict[Connection, None] = {}  # the oldest first
         self._of: defaultdict[str, set[Connection]] = defaultdict(set)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,14 +145,19 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """Watch a connection until it ends."""
-        self._open.add(connection)
+        """Watch a connection until it ends; end another one, or this one, if there are too many."""
+        self._open[connection] = None
+        if self.most is not None and len(self._open) > self.most:
+            waiting = (one for one in self._open if not one.serves_request)
+            one = next(waiting)  # this one at the latest
+            one.abort()
+            self.discard(one)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def discard(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         self._no_more_of(connection)
 
     def note(self, connection: Connection, rollout_id: str) -> None:

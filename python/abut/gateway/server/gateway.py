@@ -50,6 +50,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 """The names of the settings in `Gateway.sampling`."""
 _START_S = 30.0
 _OPEN_FILES = 65536
+_CONNECTIONS_FRAC = 0.45
 _CLOSE_S = 2.0
 
 
@@ -303,8 +304,8 @@ class Gateway:
                 raise MissingExtraError(
                     "the gateway needs aiohttp: pip install 'abut[gateway]'"
                 ) from error
-            _allow_more_files()
             registry = self.registry
+            registry.connections.most = _most_connections()
             loop = registry.loop = DaemonLoop("abut-gateway")
             loop.open()
             try:
@@ -364,19 +365,25 @@ class Gateway:
             file.write(self.key + "\n")
 
 
-def _allow_more_files() -> None:
-    """Raise the soft limit of open files: a call in flight needs two, one at each end."""
+def _most_connections() -> int | None:
+    """Raise the soft limit of open files, and return how many connections clients may have.
+
+    A call in flight needs two files, one at each end, if its agent runs in this process.
+    """
     try:
         import resource
     except ImportError:  # Windows
-        return
+        return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        logger.info("raised the limit of open files of this process to %d, from %d", wanted, soft)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            logger.info(
+                "raised the limit of open files of this process to %d, from %d", wanted, soft
+            )
+            soft = wanted
+    return None if soft == resource.RLIM_INFINITY else int(_CONNECTIONS_FRAC * soft)
 
 
 def key_is_given() -> bool:
