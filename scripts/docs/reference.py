@@ -149,15 +149,12 @@ def settings() -> str:
     for path, cls in classes.items():
         described = package_at(path)
         lines += [f"## `{cls.__name__}` {{ #{path} }}", "", *prose(described.docstring)]
-        lines += ["| field | |", "|---|---|"]
         for field in dataclasses.fields(cls):
-            member = described.members[field.name]
-            kind = f"`{member.annotation}`".replace("|", "\\|").replace("'", '"')
-            about = linked(field.metadata.get("help", "")).replace("|", "\\|")
-            anchor = f'<a id="{path}.{field.name}"></a>'
-            kind += _field_default(field)
-            lines.append(f"| {anchor}`{field.name}`<br>{kind} | {about} |")
-        lines.append("")
+            # Headings, not rows of a table, because the site's search leads to headings.
+            kind = f"`{described.members[field.name].annotation}`".replace("'", '"')
+            about = linked(field.metadata.get("help", ""))
+            lines += [f"### `{field.name}` {{ #{path}.{field.name} }}", ""]
+            lines += [f"{kind}{_field_default(field)}", "", about, ""]
     return text_of(lines)
 
 

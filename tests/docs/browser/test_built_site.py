@@ -87,11 +87,11 @@ def test_the_search_finds_a_setting_and_leads_to_it(page: Any, address: str) -> 
     page.goto(address)
     page.locator(".md-search__button").first.click()
     page.keyboard.type("max_failed_frac")
-    result = page.locator("a", has_text="RolloutConfig").first
+    result = page.locator("a[href*='/reference/settings/?h=max_failed_frac']").first
     result.wait_for()
     result.click()
-    page.wait_for_url("**/reference/**")
-    assert "max_failed_frac" in page.locator("article").inner_text()
+    page.wait_for_url("**/reference/settings/**max_failed_frac")
+    assert page.locator("h3", has_text="max_failed_frac").is_visible()
 
 
 def test_the_scheme_follows_the_system_and_can_be_chosen(page: Any, address: str) -> None:

@@ -345,7 +345,7 @@ def test_the_keyboard_alone_is_enough(show: Show, demo_page: Path, demo_records:
     shown.press("Escape")
     assert not shown.page.locator("#keys").is_visible()
     shown.press("/", *"step:2", "Escape")
-    assert shown.text("#list-facts").startswith("64 rollouts")
+    shown.wait("document.getElementById('list-facts').textContent.startsWith('64 rollouts')")
     # Into the list, down to a closed group, open it, and the first of it.
     shown.ask("document.getElementById('filter').focus()")
     focused = "document.activeElement.id"
