@@ -4,17 +4,14 @@ Modules are counted and not milliseconds: a clock says more about the machine.
 """
 
 import ast
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import abut
 
-OWN = ["abut", "abut._native", "abut.errors", "abut.parts"]
+OWN = ["abut", "abut._native", "abut.errors", "abut.parts", "abut.removed"]
 # Beyond NumPy's: `traceback`, and what it imports in other versions of Python.
 MOST_OTHERS = 5
 
@@ -62,19 +59,6 @@ def test_every_name_is_there_and_is_that_of_its_module() -> None:
         assert getattr(abut, name) is value
         assert name in dir(abut)
     assert not hasattr(abut, "no_such_name")
-
-
-def test_a_name_that_has_left_says_where_it_is() -> None:
-    for module, names in abut._MOVED.items():
-        for name in names:
-            assert name not in abut.__all__
-            with pytest.raises(AttributeError) as raised:
-                getattr(abut, name)
-            assert str(raised.value) == (
-                f"module 'abut' has no attribute '{name}'\n"
-                f"hint: since 0.3.0: from {module} import {name}"
-            )
-            assert hasattr(importlib.import_module(module), name)
 
 
 def test_a_folder_of_the_table_needs_no_import_of_its_own() -> None:

@@ -30,18 +30,19 @@ import abut.testing
 import abut.trl
 import abut.trl_env
 import abut.verifiers
+from abut.removed import MOVED
 from abut.samplers.settings import SamplingSettings
 
 KNOWN = ("Action", "Delta", "Env", "Processor", "Seed")  # abut's own, or str
 MODULES = {
-    **{module.removeprefix("abut."): names for module, names in abut._MOVED.items()},
+    **{module.removeprefix("abut."): names for module, names in MOVED.items()},
     "agents": ("ClaudeCode", "Codex", "HarnessResult"),
     "audit": ("Audit", "audit"),
     "evaluation": ("PassAt", "PlayInterrupted"),
     "eval_protocol": abut.eval_protocol.__all__,
     "gateway": ("Gateway",),
     "samplers": (
-        *abut._MOVED["abut.samplers"],
+        *MOVED["abut.samplers"],
         "ChatSampler",
         "ScriptedReplies",
         "TextSampler",

@@ -7,8 +7,10 @@ processes that import abut, as workers and tools, never ask.
 """
 
 import importlib
+import sys
 import typing
 
+from abut import removed
 from abut._native import (
     Columns,
     Seam,
@@ -61,17 +63,6 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# Names that `abut` had before 0.3.0, by the module that has them now.
-_MOVED = {
-    "abut.errors": ("ControlTokenError", "EnvError", "MissingExtraError", "TrajectoryError"),
-    "abut.parts": ("Part",),
-    "abut.records": ("JsonlRecorder", "Page", "ParquetRecorder", "read_records", "view"),
-    "abut.rollout.rollout": ("StopReason",),
-    "abut.samplers": ("BatchSampler", "SampleRequest", "ScriptedSampler", "StreamSampler"),
-    "abut.tool_calls": ("MalformedCall", "ParsedCalls"),
-    "abut.trajectory": ("PROVENANCE", "Merge", "Transition", "Turn"),
-}
-
 __all__ = [
     "AbutError",
     "Agent",
@@ -122,14 +113,14 @@ def __getattr__(name: str) -> object:
         return value
     # A module that the tables name, or a folder of such modules: `abut.records`.
     module = f"{__name__}.{name}"
-    if any(f"{other}.".startswith(f"{module}.") for other in (*_MODULES, *_MOVED)):
+    if any(f"{other}.".startswith(f"{module}.") for other in (*_MODULES, *removed.MOVED)):
         return importlib.import_module(module)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    for module, names in _MOVED.items():
-        if name in names:
-            message += f"\nhint: since 0.3.0: from {module} import {name}"
+    message = removed.removal(module) or f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message, name=name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+sys.meta_path.append(removed.RemovedImports)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from abut.agents.clients import ClientKind, codex_args, variables_of
 from abut.envs.task import RolloutTask
 from abut.messages import Message
+from abut.removed import with_removed
 
 AgentFunction: TypeAlias = Callable[..., Any]
 
@@ -27,6 +28,7 @@ _TAKEN = frozenset(
 NAME_HINT = "a name has 1 to 64 characters: letters a to z and A to Z, digits, '_', '-' and '.'"
 
 
+@with_removed
 @dataclass(frozen=True)
 class Endpoint:
     """The address and key with which one rollout of an agent calls the policy.

@@ -9,10 +9,15 @@ from abut._native import __version__
 from abut.cli import check, demo, doctor, evaluate, gateway, records
 from abut.cli.command import forget_stdout
 from abut.errors import AbutError, printable
+from abut.removed import removal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    given = sys.argv[1:] if argv is None else argv
+    if given and (message := removal(f"abut {given[0]}")):
+        sys.stderr.write(f"{message}\n")
+        return 2
     args = _parser().parse_args(argv)
     if argv is None and args.command == "check":
         _leave_torch_out()

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkab
 from abut.envs.env import AnyEnv
 from abut.messages import Message
 from abut.processor import PartsProcessor
+from abut.removed import with_removed
 
 
 @runtime_checkable
@@ -69,6 +70,7 @@ A task has an `EnvSource` only until it is bound, so the engine never gets one.
 """
 
 
+@with_removed
 @dataclass(frozen=True)
 class RolloutTask:
     """A task, from which one rollout starts."""

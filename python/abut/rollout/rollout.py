@@ -15,6 +15,7 @@ from abut._native import Columns
 from abut.errors import SamplerError
 from abut.images import Image, ImageSpan
 from abut.messages import Message
+from abut.removed import with_removed
 from abut.samplers.sampler import Sample
 
 TEACHER_LOGPROBS = "teacher_logprobs"
@@ -48,6 +49,7 @@ class StopReason(StrEnum):
     """The rollout failed after its retries."""
 
 
+@with_removed
 @dataclass
 class TurnRecord:
     """One turn: the position of its sample, how it ended, and how long it took.
@@ -124,6 +126,7 @@ BranchCause: TypeAlias = Literal[
 """
 
 
+@with_removed
 @dataclass(frozen=True)
 class Branch:
     """A part of a rollout that is not its row; row and branches hold each sampled token once."""
@@ -213,6 +216,7 @@ class DroppedImages:
     """
 
 
+@with_removed
 @dataclass
 class Rollout:
     """A trajectory with reward, timing and errors."""
@@ -229,8 +233,7 @@ class Rollout:
     """The prompt of the first request, `(P,)` int64; None if there was no request."""
     images: Sequence[ImageSpan] = ()
     """The images of the row, see `Branch.images`. An image after the last sampled token is not part
-    of the row.
-    """
+    of the row."""
     branches: Sequence[Branch] = field(default=(), compare=False)
     """The parts that an agent sampled outside of the conversation that became the row."""
     dropped_images: Sequence[DroppedImages] = field(default=(), compare=False)
@@ -246,8 +249,7 @@ class Rollout:
     names: Mapping[str, str] = field(default_factory=dict)
     """The names of sessions, from `AgentResult.names`."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """The rewards of conversations and turns, by name, session or answer, from
-    `AgentResult.rewards`."""
+    """The rewards by name, session or answer, from `AgentResult.rewards`."""
     asked_by: Collection[str] = field(default=(), compare=False)
     """The names and sessions of all calls, including refused ones."""
     teacher: str | None = None
@@ -373,9 +375,8 @@ def give_stream(turns: Sequence[TurnRecord], name: str, values: NDArray[Any]) ->
 def _streams_of(columns: Columns, turns: Sequence[TurnRecord]) -> dict[str, NDArray[Any]]:
     """Return the streams of a row's turns, aligned with its completion."""
     start, length = len(columns.prompt_ids), len(columns.env_mask)
-    names = dict.fromkeys(name for turn in turns for name in turn.streams)
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for turn in turns for name in turn.streams):
         pieces = [(turn, turn.streams[name]) for turn in turns if name in turn.streams]
         shapes = {values.shape[1:]: turn for turn, values in pieces}
         if len(shapes) > 1:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from abut.errors import SamplerError
 from abut.images import ImageSpan
 from abut.messages import Message
+from abut.removed import with_removed
 
 Ids: TypeAlias = NDArray[np.int64]
 Logprobs: TypeAlias = NDArray[np.float32]
@@ -67,6 +68,7 @@ class SampleRequest:
         return f"rollout {self.rollout_id}, turn {self.turn}"
 
 
+@with_removed
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The tokens sampled for one request."""
