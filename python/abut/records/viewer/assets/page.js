@@ -337,13 +337,11 @@ class App {
     // Not with each of the keys of somebody who holds one down: browsers then refuse it for a while.
     this.addressWritten ??= setTimeout(() => {
       this.addressWritten = null;
-      // An address that came meanwhile, and that nobody has read yet, stays.
-      if (location.hash !== this.seenHash) return;
+      if (location.hash !== this.seenHash) return; // a new address, which `hashchange` will read
       try {
         history.replaceState(null, "", this.address);
         this.seenHash = location.hash;
-      } catch { // a frame without an address of its own
-      }
+      } catch { /* a frame without an address of its own */ }
     }, 100);
   }
 
