@@ -216,7 +216,7 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "row_trained": rollout.row_trained,
         "names": [{"session": session, "name": name} for session, name in rollout.names.items()],
         "given_rewards": [{"key": key, "value": value} for key, value in rollout.rewards.items()],
-        "seams": [{"kind": kind, "exact": exact} for kind, exact in rollout.seams],
+        "seams": _seams(rollout.seams),
         "messages": [portable(message) for message in rollout.messages],
         "tools": json_of(list(rollout.tools)) if rollout.tools else None,
         "control_spellings": [
@@ -236,6 +236,12 @@ def with_arrays(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             {"rule": rule, "count": count} for rule, count in rollout.client_rewrites.items()
         ],
     }
+
+
+def _seams(seams: Sequence[tuple[str, bool]]) -> list[dict[str, Any]]:
+    # Records wait in a queue, and most of their seams are equal: these share one dict.
+    made = {seam: {"kind": seam[0], "exact": seam[1]} for seam in seams}
+    return [made[seam] for seam in seams]
 
 
 def _images(images: Sequence[ImageSpan]) -> list[dict[str, Any]]:
