@@ -1,6 +1,6 @@
 """Check the changelog, all copies of the version number, and links.
 
-    python scripts/release/check_papers.py [--tag v0.2.0]
+    python scripts/release/check_papers.py [--tag v0.3.0]
 
 The version is defined in Cargo.toml. Lock files, the newest heading of the changelog (with a date)
 and the tag must have the same version. Links must lead to files, headings and lines of this
