@@ -3,6 +3,7 @@
 import importlib
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ ATTRIBUTES = sorted({*REPLACEMENTS} - {*IMPORTS, *ARGUMENTS, *COMMANDS})
 CLASSES = {
     cls.__name__: cls for cls in (Branch, Endpoint, Rollout, RolloutTask, Sample, TurnRecord)
 }
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "migrate_0_3.md"
 
 
 def expected(old: str) -> str:
@@ -97,3 +99,10 @@ def test_what_was_not_removed_fails_as_ever() -> None:
 def test_a_class_with_removed_names_is_pickled() -> None:
     sample = Sample(np.array([1]), np.array([0.0], np.float32), "stop")
     assert pickle.loads(pickle.dumps(sample)).ids.tolist() == [1]
+
+
+def test_the_page_of_the_migration_has_the_table() -> None:
+    rows = re.findall(r"^\| `([^|]+)` \| `?([^|]+?)`? \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert set(REPLACEMENTS.items()) <= set(rows)
+    old_names = {old for old, _ in rows if re.match(r"abut[. ]|[A-Z]\w+\.", old)}
+    assert old_names <= {*REPLACEMENTS}
