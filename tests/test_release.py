@@ -241,7 +241,7 @@ CHANGELOG = """\
         (
             "### Added\n- A",
             "### News\n- A",
-            "### News is not one of Added, Changed, Deprecated, Fixed, Removed, Security",
+            "### News is not a section that check_papers.py knows",
         ),
         ("- A thing.", "", "there is no entry for 1.1.0"),
     ],
