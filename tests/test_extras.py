@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("packaging")
 
 from abut.errors import MissingExtraError
-from abut.extras import EXTRAS, check_beside, require_extra
+from abut.extras import EXTRAS, check_beside, require_extra, wrong_versions
 
 Install = Callable[..., None]
 
@@ -158,3 +158,18 @@ def test_the_extras_of_the_wheel_bring_versions_that_are_taken() -> None:
     for name in EXTRAS.keys() & extras.keys() - {"verifiers"}:
         said = [one.partition(";")[0] for one in extras[name]]
         assert f"{EXTRAS[name].package}{EXTRAS[name].versions}" in said
+
+
+def test_a_version_that_another_extra_excludes_is_found_with_what_holds_it(
+    install: Install,
+) -> None:
+    assert [*wrong_versions()] == []  # abut has no metadata here
+    install("abut", "0.3.0", "numpy", "websockets>=16.1; extra == 'openenv'", "ray; extra == 'ray'")
+    assert [*wrong_versions()] == []
+    install("websockets", "15.0.1")
+    needs = "abut[openenv] needs websockets>=16.1, but 15.0.1 is installed\nhint: "
+    assert [*wrong_versions()] == [f"{needs}pip install 'abut[openenv]'"]
+    install("realtime", "2.34.1", "websockets<16,>=11")
+    assert [*wrong_versions()] == [
+        f"{needs}realtime needs websockets<16,>=11: install the two in separate Python environments"
+    ]

@@ -5,9 +5,10 @@ next to versions that it does not accept. The import itself would fail somewhere
 with the name of an unrelated module.
 """
 
+import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import NamedTuple
 
 from abut.errors import MissingExtraError
@@ -134,6 +135,51 @@ def _contested(package: str) -> Iterator[tuple[str, str, str]]:
             new = {(name, of) for of in ("", *one.extras)} - seen
             seen |= new
             found += sorted(new)
+
+
+def wrong_versions() -> Iterator[str]:
+    """Yield an error for each installed package in a version that an extra of abut excludes.
+
+    Packages that are not installed are not mentioned, because their extra may not be wanted.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        needed = [Requirement(text) for text in requires("abut") or []]
+    except PackageNotFoundError:  # abut runs from a checkout
+        return
+    of_extras = {extra.package for extra in EXTRAS.values()}  # `require_extra` checks these
+    for one in needed:
+        extra, installed = _extra_of(str(one.marker)), installed_version(one.name)
+        if not extra or extra == "dev" or installed is None or one.name in of_extras:
+            continue
+        if not _takes(str(one.specifier), installed):
+            holders = ", ".join(_holders(one.name))
+            hint = f"pip install 'abut[{extra}]'"
+            if holders:
+                hint = f"{holders}: install the two in separate Python environments"
+            yield (
+                f"abut[{extra}] needs {one.name}{one.specifier}, but {installed} is installed\n"
+                f"hint: {hint}"
+            )
+
+
+def _extra_of(marker: str) -> str:
+    found = re.search(r"extra == ['\"]([\w-]+)", marker)
+    return found[1] if found else ""
+
+
+def _holders(package: str) -> Iterator[str]:
+    """Yield the requirements of installed packages that keep a package from being upgraded."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    for distribution in distributions():
+        for one in map(Requirement, distribution.requires or []):
+            bounds = {specifier.operator for specifier in one.specifier}
+            is_bound = bool(bounds & {"<", "<=", "==", "~="}) and one.marker is None
+            if is_bound and canonicalize_name(one.name) == package:
+                yield f"{distribution.name} needs {package}{one.specifier}"
 
 
 def installed_version(package: str) -> str | None:

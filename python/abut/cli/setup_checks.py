@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from abut.errors import AbutError, MissingExtraError, SamplerError, text_of
-from abut.extras import EXTRAS, installed_version, require_extra
+from abut.extras import EXTRAS, installed_version, require_extra, wrong_versions
 from abut.http import AnswerError, http_get
 from abut.nemo_gym.checks import Finding
 
@@ -39,6 +39,9 @@ def setup_findings() -> Iterator[Finding]:
     for name, extra in EXTRAS.items():
         if installed_version(extra.package) is not None:
             yield _of_extra(name, extra.package)
+    for text in wrong_versions():
+        what, _, hint = text.partition("\nhint: ")
+        yield Finding("warning", what, hint)
     yield from _of_gpus()
 
 
