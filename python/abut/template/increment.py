@@ -224,9 +224,11 @@ class Increment:
 
         Valid only if there are `rules`.
         """
-        texts = replayed(self.rules or (), contents)
+        rules = self.rules or ()
         return [
-            Scaffold(piece) if isinstance(piece, str) else Content(texts[piece])
+            Scaffold(piece)
+            if isinstance(piece, str)
+            else Content(rules[piece].replay(contents[piece]))
             for piece in self.plan
         ]
 
