@@ -5,6 +5,7 @@ conversation has the tokens of the trajectory, and every peer has the same work.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,15 @@ class MeasuredConversation:
         self.messages.append({"role": "assistant", "content": text})
 
 
+@cache
 def logprobs(count: int) -> NDArray[np.float32]:
-    """Return `(count,)` float32, nats: all different, like a policy's."""
-    return -np.linspace(0.01, 4, count, dtype=np.float32)
+    """Return `(count,)` float32, nats: all different, like a policy's.
+
+    Cached, because making them takes 10 µs, a tenth of what abut needs for a turn.
+    """
+    made = -np.linspace(0.01, 4, count, dtype=np.float32)
+    made.flags.writeable = False
+    return made
 
 
 def render(hf_tokenizer: Any, messages: list[Message]) -> list[int]:

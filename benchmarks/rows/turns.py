@@ -17,7 +17,7 @@ SIDES: dict[str, EnvKind] = {
     "asyncio alone": "none",
 }
 OURS = [side for side, env in SIDES.items() if env != "none"]
-_TURN_AT_ONCE_S, _TURN_ALONE_S, _OF_SLOWEST = 70e-6, 250e-6, 1.15
+_TURN_AT_ONCE_S, _TURN_ALONE_S, _OF_SLOWEST = 70e-6, 150e-6, 1.15
 
 
 def measure(workbench: Workbench) -> Row:
