@@ -10,6 +10,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests and the demo never download from a hub.
 export HF_HUB_OFFLINE := 1
 FUZZ_SECONDS ?= 60
+SOAK_STEPS ?= 10000
+SOAK_APPENDS ?= 50000000
+# By default glibc keeps up to 64 MB of freed memory per arena, which would hide the memory that the
+# process itself holds.
+SOAK := ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072
 # No recipe starts another make, and cargo would look for its job server.
 unexport MAKEFLAGS
 
@@ -72,11 +77,13 @@ test-random: build
 	cargo test --workspace --locked --quiet
 	ABUT_RANDOM=1 $(BIN)/pytest -m hypothesis
 
-# Minutes of rollouts: 50 batches in which three of ten environments fail, more seeds, and every edit of
-# the recorded histories. By default glibc keeps up to 64 MB of freed memory per arena, which would hide
-# the memory that the process itself holds.
+# 50 batches in which three of ten environments fail, more seeds, and every edit of the recorded
+# histories; then a day of training in SOAK_STEPS steps, in a process of its own because it compares
+# memory; then SOAK_APPENDS appends to random tokenizers.
 test-soak: build
-	ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072 $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py tests/gateway/test_dialect_recordings.py
+	$(SOAK) $(BIN)/pytest --timeout 3600 tests/rollout/test_faults.py tests/rollout/test_pace.py tests/gateway/test_recordings.py tests/gateway/test_dialect_recordings.py
+	$(SOAK) ABUT_SOAK_STEPS=$(SOAK_STEPS) $(BIN)/pytest --timeout 10800 tests/rollout/test_soak.py
+	ABUT_FUZZ_APPENDS=$(SOAK_APPENDS) cargo test --locked -p abut-core --test append -- --ignored --nocapture
 
 # Eval Protocol installs pytest-asyncio, which warns if it is not configured.
 NO_ASYNCIO := -p no:asyncio
