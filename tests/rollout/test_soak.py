@@ -61,8 +61,8 @@ pytestmark = [
 
 STEPS = int(os.environ.get("ABUT_SOAK_STEPS", "16"))
 ROLLOUTS, TURNS, TURN_TOKENS = 64, 3, 16
-# A hang takes its limit, so few steps have any, and each one heals.
-HANGS_EVERY, FIRST_HANG = 100, 10
+# A hang takes its limit, so few steps have any, none of the short form, and each one heals.
+HANGS_EVERY, FIRST_HANG = 100, 50
 MODEL_EVERY = 1000
 # Caches fill, and the allocator settles, in more steps than the short form has.
 STEPS_TO_COMPARE = 200
