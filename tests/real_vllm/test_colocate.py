@@ -20,7 +20,7 @@ from tests.kit.training.vllm_training import (
     LEARNING,
     a_trainer,
     check_learning,
-    on_the_cpu,
+    exact_engine,
     reload_weights,
     shut_down,
 )
@@ -52,7 +52,7 @@ def run(model_folder: Path, hf_tokenizer: Any, tmp_path_factory: Any) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
-        patch.setattr(generation, "LLM", functools.partial(generation.LLM, **on_the_cpu()))
+        patch.setattr(generation, "LLM", functools.partial(generation.LLM, **exact_engine()))
         trainer, outputs = a_trainer(
             AutoModelForCausalLM.from_pretrained(model_folder),
             hf_tokenizer,

@@ -16,7 +16,7 @@ from tests.kit.servers.vllm_server import VLLMServer
 from tests.kit.training.example_run import CPU
 from tests.kit.training.vllm_training import (
     DIFFERENCE,
-    on_the_cpu,
+    exact_engine,
     reload_weights,
     send,
     shut_down,
@@ -121,7 +121,7 @@ def test_the_helper_with_vllm_in_the_process(
 
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
-    monkeypatch.setattr(generation, "LLM", functools.partial(generation.LLM, **on_the_cpu()))
+    monkeypatch.setattr(generation, "LLM", functools.partial(generation.LLM, **exact_engine()))
     model = AutoModelForCausalLM.from_pretrained(model_folder)
     settings = {"vllm_mode": "colocate", "vllm_max_model_length": 1024}
     trainer, outputs = a_trainer(model, hf_tokenizer, tmp_path, **settings)

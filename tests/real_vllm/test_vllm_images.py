@@ -27,7 +27,7 @@ from tests.kit.stage.shown_images import SHOWN
 from tests.kit.stage.streams import ask
 from tests.kit.training.served_vision import MADE, Served, play, worst
 from tests.kit.training.served_vision import served as serve
-from tests.kit.training.vllm_training import on_the_cpu, reload_weights, shut_down
+from tests.kit.training.vllm_training import exact_engine, reload_weights, shut_down
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and transformers among themselves
 
@@ -59,7 +59,7 @@ def llm(served: Served) -> Iterator[Any]:
             str(served.folder),
             max_model_len=1024,
             logprobs_mode="processed_logprobs",
-            **on_the_cpu(),
+            **exact_engine(),
         )
         yield llm
         shut_down(llm)

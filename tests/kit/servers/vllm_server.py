@@ -1,4 +1,4 @@
-"""A vLLM server process for tests, on the CPU."""
+"""A vLLM server process for tests."""
 
 import asyncio
 import os
@@ -16,7 +16,14 @@ from typing import Any, Self
 class VLLMServer:
     """One server process: `start` returns at once, `ready` waits for it."""
 
-    def __init__(self, model: Path, *options: str, logprobs_mode: str = "processed_logprobs"):
+    def __init__(
+        self,
+        model: Path,
+        *options: str,
+        logprobs_mode: str = "processed_logprobs",
+        **environ: str,
+    ) -> None:
+        self._environ = environ
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -48,7 +55,7 @@ class VLLMServer:
                 self._command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | settings,
+                env=os.environ | settings | self._environ,
                 start_new_session=True,  # it has children
             )
         return self

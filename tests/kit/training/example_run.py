@@ -18,6 +18,13 @@ CPU = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+
+
+def training_on(device: str) -> dict[str, Any]:
+    """Arguments for `GRPOConfig` that train in float32 on "cpu" or "cuda"."""
+    return CPU | {"use_cpu": device == "cpu"}
+
+
 SMALL = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
 
 

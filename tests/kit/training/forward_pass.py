@@ -49,7 +49,7 @@ def worst(
     for asked, sample in zip(requests, samples, strict=True):
         ids = [*asked.prompt_ids.tolist(), *sample.ids.tolist()]
         with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0].numpy()
+            logits = model(torch.tensor([ids], device=model.device)).logits[0].cpu().numpy()
         for k, logprob in enumerate(sample.logprobs.tolist()):
             at = len(asked.prompt_ids) + k
             right = filtered_logprobs(logits[at - 1], ids[:at], **f)[ids[at]]

@@ -89,7 +89,7 @@ class Watched(abut.trl.GRPOTrainer):  # type: ignore[misc, valid-type]
         trained = plain.training
         plain.eval()
         _, attention, kept = args[:3]
-        for row, logps, mask in zip(conversations, found[0].detach(), attention, strict=True):
+        for row, logps, mask in zip(conversations, found[0].detach().cpu(), attention, strict=True):
             # Padding has none, and a truncated row may be masked, which trains nothing.
             if row is None or mask.sum() < len(row.columns.prompt_ids) + len(row.columns.env_mask):
                 continue

@@ -52,11 +52,11 @@ class ReplayedRun(Run):
 
 def logprobs_of(model: Any, ids: Any, start: int, temperature: float) -> Any:
     """Return the `(T,)` logprobs of the ids from `start` on, in nats."""
-    tensor = torch.tensor([[int(id_) for id_ in ids]])
+    tensor = torch.tensor([[int(id_) for id_ in ids]], device=model.device)
     with torch.no_grad():
         logits = model(input_ids=tensor).logits[0, start - 1 : -1].float() / temperature
     picked = logits.log_softmax(-1).gather(1, tensor[0, start:, None])
-    return picked[:, 0].numpy()
+    return picked[:, 0].cpu().numpy()
 
 
 class ScriptedModel:

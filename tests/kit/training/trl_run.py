@@ -141,7 +141,7 @@ class Run:
             for row, theirs in enumerate(recomputed):
                 mask = np.asarray(output["env_mask"][row], dtype=bool)
                 ours = np.asarray(output["logprobs"][row])[mask]
-                theirs_sampled = theirs[: len(mask)].numpy()[mask]
+                theirs_sampled = theirs[: len(mask)].cpu().numpy()[mask]
                 if len(ours):
                     most = max(most, np.abs(np.roll(ours, roll) - theirs_sampled).max())
         return most

@@ -451,9 +451,10 @@ def own_logprobs(
             typed = made["input_ids"][inputs[key] == 1].unique().tolist()
             # Tokenizers of transformers 4 return zeros, which models without types do not take.
             inputs[key] = (ids == typed[0]).long() if typed else None
-    inputs = {k: v for k, v in {**inputs, **changes}.items() if v is not None}
+    inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids), **changes}
+    given = {k: v.to(model.device) for k, v in inputs.items() if v is not None}
     with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits
-    logits = logits[0, :-1].float()
+        logits = model(**given).logits
+    logits = logits[0, :-1].float().cpu()
     logits[:, list(never)] = -torch.inf
     return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]

@@ -1,10 +1,12 @@
-"""`GRPOTrainer` with vLLM on the CPU: what the tests of both modes train."""
+"""`GRPOTrainer` with vLLM: what the tests of both modes train, on a CPU or a GPU."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from abut.rollout.config import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
@@ -32,7 +34,7 @@ class Vowels(Talk):
         return result
 
 
-def on_the_cpu() -> dict[str, Any]:
+def exact_engine() -> dict[str, Any]:
     """Arguments for `vllm.LLM`; float32 and eager: logprobs agree with transformers'."""
     return {
         "dtype": "float32",
@@ -40,6 +42,24 @@ def on_the_cpu() -> dict[str, Any]:
         "kv_cache_memory_bytes": 2**26,
         "block_size": 32,
     }
+
+
+def exact_engines(patch: pytest.MonkeyPatch, device: str = "cpu") -> None:
+    """Let TRL make exact engines in this process.
+
+    On a GPU TRL gives them their weights. On the CPU its way does not reach the packed weights.
+    """
+    import trl.generation.vllm_generation as generation
+
+    patch.setenv("TORCHDYNAMO_DISABLE", "1")
+    patch.setenv("VLLM_NO_USAGE_STATS", "1")
+    patch.setattr(generation, "LLM", functools.partial(generation.LLM, **exact_engine()))
+    if device == "cpu":
+        patch.setattr(
+            generation.VLLMGeneration,
+            "sync_weights",
+            lambda self: reload_weights(self.llm, self._iter_named_params()),
+        )
 
 
 def reload_weights(llm: Any, parameters: Any) -> None:
@@ -99,19 +119,26 @@ def a_trainer(
     return trainer, outputs
 
 
-def check_learning(trainer: Any, outputs: list[Any], *, synced: bool) -> None:
-    """TRL computes what was sampled at each step, and learns; not where vLLM got no weights."""
+def check_learning(trainer: Any, outputs: list[Any], *, synced: bool, close: float = 1e-5) -> None:
+    """TRL computes what was sampled at each step, and learns; not where vLLM got no weights.
+
+    Args:
+        trainer: has trained.
+        outputs: of its batches.
+        synced: whether vLLM got the weights.
+        close: the largest difference of logprobs that rounding explains, in nats.
+    """
     logs = [log for log in trainer.state.log_history if DIFFERENCE in log]
     differences = [log[DIFFERENCE] for log in logs]
     assert len(differences) == len(outputs) == STEPS
     assert all(turns == 3 for output in outputs for turns in output["num_turns"])
     sampled = [np.sum(mask) / len(mask) for o in outputs for mask in o["env_mask"]]
     assert 0.1 < np.mean(sampled) < 0.9, "tokens of the environment stand between the turns"
-    assert differences[0] < 1e-5
+    assert differences[0] < close
     if not synced:
         assert min(differences[1:]) > 1e-3, differences
         return
-    assert max(differences) < 1e-5, differences
+    assert max(differences) < close, differences
     rewards = [log["reward"] for log in logs]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1, rewards
 
@@ -124,3 +151,15 @@ def send(server: Any, folder: Path, params: Any) -> None:
     save_file(copies, folder / "model.safetensors")
     rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     server.post("/collective_rpc", json.dumps(rpc).encode())
+
+
+def check_shared_engine(said: list[Any], steps: int, *, close: float = 1e-5) -> None:
+    """Both ranks of `ranks/tensor_parallel.py` sampled exactly, with one model."""
+    for rank in said:
+        assert len(rank["differences"]) == steps
+        assert max(rank["differences"]) < close, rank["differences"]
+        assert rank["errors"] == [None] * 8 * steps
+        assert rank["turns"] == [3] * 8 * steps
+        assert rank["is_empty"]
+    assert said[0]["admitted"] == said[1]["admitted"]
+    assert len(said[0]["admitted"]) == 2 * 8 * 3 * steps, "each rank has the turns of both"

@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from abut.rollout.config import RolloutConfig
 from abut.trl import env_reward, make_rollout_func
 from tests.kit.stage.rollouts import Talk
-from tests.kit.training.example_run import CPU
+from tests.kit.training.example_run import training_on
 from tests.kit.training.models import rank_model
 from tests.kit.training.ranks import leave
 
@@ -33,7 +33,7 @@ class Noted(Talk):
     fail_at = 2
 
 
-def main(folder: Path, on_failure: Any) -> None:
+def main(folder: Path, on_failure: Any, device: str = "cpu") -> None:
     """Take two steps and one evaluation; write down what this rank got."""
     tokenizer, model = rank_model()
     names = [f"p{k}" for k in range(6)]
@@ -62,7 +62,7 @@ def main(folder: Path, on_failure: Any) -> None:
             steps_per_generation=1,
             max_completion_length=64,
             logging_steps=1,
-            **CPU,
+            **training_on(device),
         ),
         processing_class=tokenizer,
         reward_funcs=env_reward,

@@ -1,22 +1,21 @@
-"""One rank of a `GRPOTrainer` whose vLLM is tensor-parallel over all ranks, on the CPU."""
+"""One rank of a `GRPOTrainer` whose vLLM is tensor-parallel over all ranks."""
 
-import functools
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-import trl.generation.vllm_generation as generation
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.kit.training.example_run import training_on
 from tests.kit.training.ranks import found_at
 from tests.kit.training.vllm_training import (
     DIFFERENCE,
     Vowels,
     a_trainer,
-    on_the_cpu,
-    reload_weights,
+    exact_engines,
 )
 
 STEPS = 4
@@ -28,12 +27,9 @@ class SlowVowels(Vowels):
         return super().step(action)
 
 
-def main(folder: Path, model: str) -> None:
+def main(folder: Path, model: str, device: str = "cpu") -> None:
     rank = os.environ["RANK"]
-    generation.LLM = functools.partial(generation.LLM, **on_the_cpu())
-    generation.VLLMGeneration.sync_weights = lambda self: reload_weights(
-        self.llm, self._iter_named_params()
-    )
+    exact_engines(pytest.MonkeyPatch(), device)
     trainer, outputs = a_trainer(
         AutoModelForCausalLM.from_pretrained(model),
         AutoTokenizer.from_pretrained(model),
@@ -43,6 +39,7 @@ def main(folder: Path, model: str) -> None:
         vllm_tensor_parallel_size=2,
         vllm_max_model_length=512,
         max_steps=STEPS,
+        **training_on(device),
     )
     engine = trainer.vllm_generation.llm.llm_engine
     admitted: list[tuple[str, list[int]]] = []
