@@ -32,9 +32,9 @@ PICTURED = PAGE.read_text(encoding="utf-8")
 LONGEST = 400
 """Lines of a file, but for the stub of the native module, which is one list."""
 
-NO_ROOM = {"benchmarks", "core", "docs", "kit", "real_vllm", "reference", "trl_matrix"}
+NO_ROOM = {"benchmarks", "core", "docs", "gpu", "kit", "real_vllm", "reference", "trl_matrix"}
 """Folders of tests that are not a room of the package: the benchmarks, the native module and its
-reference, the documentation site, the kit, and two environments of their own."""
+reference, the documentation site, the kit, and three environments of their own."""
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
