@@ -26,7 +26,7 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in its own environment, because version 0.4 changed the API.
 VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
-.PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed test-docs demo demo-images bench bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-gpu test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed test-docs demo demo-images bench bench-gpu bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -92,6 +92,11 @@ NO_ASYNCIO := -p no:asyncio
 test-vllm: build .venv-vllm/deps.stamp
 	LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=python .venv-vllm/bin/python -m pytest $(NO_ASYNCIO) \
 		-m vllm tests/real_vllm
+
+# An NVIDIA GPU: without one, this fails at once. Two GPUs run all tests; with one, those that need two
+# are skipped.
+test-gpu: build .venv-gpu/deps.stamp
+	ABUT_GPU=cuda PYTHONPATH=$(abspath python) .venv-gpu/bin/python -m pytest -m gpu -rs tests/gpu
 
 # Run the documentation pages that train, as a reader would; this takes minutes.
 test-docs: build
@@ -204,6 +209,7 @@ $(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --co
 # vLLM pins its own versions of torch and transformers.
 .venv-vllm/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt
 .venv-vllm/deps.stamp: export UV_COMPILE_BYTECODE := 1
+.venv-gpu/deps.stamp: tests/gpu/requirements.txt
 # Servers of the openenv package; abut itself does not need it.
 .venv-openenv/deps.stamp: tests/openenv/servers/requirements.txt
 # Eval Protocol installs a hundred packages, and a pytest plugin that every test run would load.
@@ -239,7 +245,7 @@ $(RELEASE_VENV)/deps.stamp: INSTALL = $(RELEASE_BIN)/pip install --quiet --requi
 	$(PYTHON) $< 0.7.0 $(@D)/0.7.0
 	touch $@
 
-ENVIRONMENTS := vllm openenv eval-protocol harbor inspect mcp nemo-gym browser ray deepspeed
+ENVIRONMENTS := vllm gpu openenv eval-protocol harbor inspect mcp nemo-gym browser ray deepspeed
 .PHONY: $(ENVIRONMENTS:%=%-env)
 $(ENVIRONMENTS:%=%-env): %-env: .venv-%/deps.stamp
 
@@ -253,6 +259,10 @@ demo-images: build
 bench: build
 	$(BIN)/python -m benchmarks --peers-env .venv-bench $(if $(filter-out --strict,$(BENCH_FLAGS)),,--write docs/background/performance.md --json docs/background/performance.json) $(BENCH_FLAGS)
 	$(if $(filter-out --strict,$(BENCH_FLAGS)),,$(BIN)/python -m scripts.write_scale docs/background/performance.json docs/background/scale.md)
+
+# Training steps on an NVIDIA GPU, by abut and by TRL's own loop.
+bench-gpu: build .venv-gpu/deps.stamp
+	PYTHONPATH=$(abspath python) .venv-gpu/bin/python -m benchmarks.gpu --json bench-gpu.json
 
 bench-core:
 	cargo bench --locked -p abut-core
