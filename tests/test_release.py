@@ -64,7 +64,8 @@ def test_only_a_tag_that_was_pushed_publishes_and_only_after_all_other_jobs() ->
 
 def test_what_must_hold_for_each_commit_must_hold_for_a_tag() -> None:
     called = {job["uses"] for job in RELEASE.values() if "uses" in job}
-    others = {name for name in WORKFLOWS if name not in ("release", "pages")}
+    # A release does not wait for the machine with a GPU, which may be off.
+    others = WORKFLOWS.keys() - {"release", "pages", "gpu"}
     assert called == {f"./.github/workflows/{name}.yml" for name in others}
     assert all("workflow_call" in WORKFLOWS[name][True] for name in others)
 
