@@ -16,7 +16,7 @@ import numpy as np
 from abut import Tokenizer
 from benchmarks.figures import ResultsDiffer, require_same
 from benchmarks.peers import PeerMissing, load
-from benchmarks.texts import Corpus
+from benchmarks.texts import Corpus, pieces
 from benchmarks.timing import Check, Sides, interleave
 
 ALONE, BATCH = "abut encode, one text at a time", "abut encode_batch"
@@ -31,8 +31,8 @@ def main(plan: Mapping[str, Any]) -> None:
     """Encode with all sides, and print their times, or the difference between their results.
 
     Args:
-        plan: `file` of the tokenizer, `cores`, `cases` (the number of texts and the bytes of each,
-            by name), `rounds`, and `reasons` of missing peers.
+        plan: `file` of the tokenizer, `cores`, `cases` (the number of texts, the bytes of each, and
+            rounds, by name), and `reasons` of missing peers.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, plan["cores"])
@@ -40,8 +40,8 @@ def main(plan: Mapping[str, Any]) -> None:
     sides = _sides(Path(plan["file"]), plan["reasons"], missing)
     corpus, taken = Corpus(9), {}
     try:
-        for case, (count, size) in plan["cases"].items():
-            taken[case] = _timed(sides, corpus, count, size, plan["rounds"], missing)
+        for case, (count, size, rounds) in plan["cases"].items():
+            taken[case] = _timed(sides, corpus, count, size, rounds, missing)
         found: dict[str, Any] = {"taken": taken, "missing": missing}
     except ResultsDiffer as differ:
         found = {"differ": str(differ)}
@@ -85,9 +85,7 @@ def _timed(
     calls = _SHORT_CALLS if count * size < 32_000 else 1
 
     def prepare(number: int) -> tuple[Sides, Check]:
-        whole = corpus.mixed(count * size)
-        length = len(whole) // count
-        texts = [whole[length * index :][:length] for index in range(count)]
+        texts = pieces(corpus.mixed(count * size), count)
 
         def calling(encode: EncodeBatch) -> Callable[[], Sequence[Any]]:
             def call() -> Sequence[Any]:

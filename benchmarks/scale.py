@@ -14,17 +14,17 @@ class Scale:
     loop_bytes: int = 256_000
     loop_sizes: tuple[int, ...] = (1_000, 16_000, 128_000)
     """Bytes of each text; the row `encode` measures texts of 1 MB."""
-    loop_rounds: int = 7
+    loop_rounds: int = 5
+    """Texts of all sizes and rounds differ, and the standard library must have enough code."""
     eviction_bytes: int = 128 << 20
     """Memory to write so that all CPU caches are evicted; larger than most caches."""
     kind_bytes: int = 400_000
     kind_rounds: int = 5
-    batch_many: tuple[int, int] = (200, 4_000)
-    """Texts per call, and the bytes of each."""
-    batch_short: tuple[int, int] = (1_000, 200)
-    batch_few: tuple[int, int] = (4, 500)
-    batch_rounds: int = 15
-    """Many, because one disturbed call changes the median of five by a fifth."""
+    batch_many: tuple[int, int, int] = (200, 4_000, 5)
+    """Texts per call, the bytes of each, and rounds."""
+    batch_short: tuple[int, int, int] = (1_000, 200, 5)
+    batch_few: tuple[int, int, int] = (4, 500, 15)
+    """Many rounds, because one disturbed call changes the median of five by a fifth."""
     lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
     """Tokens of the conversations to which a reply is appended."""
     conversations: int = 5
@@ -112,10 +112,9 @@ class Scale:
             eviction_bytes=1 << 16,
             kind_bytes=2_000,
             kind_rounds=1,
-            batch_many=(8, 500),
-            batch_short=(16, 100),
-            batch_few=(2, 200),
-            batch_rounds=1,
+            batch_many=(8, 500, 1),
+            batch_short=(16, 100, 1),
+            batch_few=(2, 200, 1),
             lengths=(500, 1_500),
             conversations=1,
             replies=2,

@@ -170,6 +170,12 @@ class _Library:
         return True
 
 
+def pieces(text: str, count: int) -> list[str]:
+    """Return `count` pieces of `text` with the same number of characters."""
+    length = len(text) // count
+    return [text[length * index :][:length] for index in range(count)]
+
+
 def cut(text: str, size: int) -> str:
     """Return the beginning of `text`, at most `size` bytes, without partial characters."""
     return text.encode()[:size].decode(errors="ignore")

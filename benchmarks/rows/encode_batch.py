@@ -15,8 +15,8 @@ def measure(workbench: Workbench) -> Row:
     """Encode many texts, many short texts, and a few that are not enough work for two threads."""
     scale, cores = workbench.scale, workbench.cores
     cases = {
-        f"{count:,} x {size:,} bytes": (count, size)
-        for count, size in (scale.batch_many, scale.batch_short, scale.batch_few)
+        f"{count:,} x {size:,} bytes": (count, size, rounds)
+        for count, size, rounds in (scale.batch_many, scale.batch_short, scale.batch_few)
     }
     row = Row(
         "encode_batch",
@@ -32,7 +32,6 @@ def measure(workbench: Workbench) -> Row:
         "file": str(workbench.tokenizer_json),
         "cores": sorted(cores),
         "cases": cases,
-        "rounds": scale.batch_rounds,
         "reasons": dict(workbench.reasons),
     }
     found = run_module("batching", json.dumps(plan), environment=ALL_THREADS)

@@ -15,7 +15,7 @@ from abut import Tokenizer
 from benchmarks.encoders import ABUT, GIGATOKEN, SHAPES, TOKENIZERS, Encode, peers_of
 from benchmarks.figures import Row, require_same
 from benchmarks.peers import PeerMissing
-from benchmarks.texts import Corpus
+from benchmarks.texts import Corpus, pieces
 from benchmarks.timing import Check, Sides, interleave
 from benchmarks.workbench import Workbench
 
@@ -44,7 +44,7 @@ def measure(workbench: Workbench) -> Row:
     corpus = Corpus(2)
     texts = {
         (kind, size): [
-            [draw(size) for _ in range(scale.loop_bytes // size)]
+            pieces(draw(scale.loop_bytes), scale.loop_bytes // size)
             for _ in range(scale.loop_rounds + 1)
         ]
         for kind, draw in (("mixed text", corpus.mixed), ("code", corpus.code))
