@@ -5,6 +5,7 @@ exactly their ids, or there are no such rows.
 import asyncio
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,7 +230,8 @@ def test_each_row_is_scored_by_the_teacher_that_its_prompt_names(begin: Any) -> 
 
 def test_a_prompt_is_played_as_often_as_is_asked(begin: Any) -> None:
     ours = begin(rollouts_per_prompt=3)
-    assert sorted(row.prompt_id for row in ours.take(6)) == [0, 0, 0, 1, 1, 1]
+    played = Counter(row.prompt_id for row in ours.take(6))  # groups end in any order
+    assert [*played.values()] == [3, 3]
 
 
 def test_rewards_are_metrics_and_decide_nothing(begin: Any) -> None:
