@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agent_sessions import sessions
 from benchmarks.table import number
 
 NOT_YET = "not measured yet"
@@ -22,8 +23,9 @@ AT_ONCE, ALONE = "128 at once", "one by itself"
 WORKS = "32 with 5 ms of work per step"
 OURS, ALL = "CPU time per turn, trainer's process", "CPU time per turn, all processes"
 CROWD = "10,240 rollouts of 20 turns, median delay 0.5 s"
-# The number of rollouts of the row `records`.
-RECORDED = 64
+# The number of rollouts of the rows `records` and `image_memory`, and pictures in each of these.
+RECORDED, SHOWN, PICTURES = 64, 64, 40
+AGENT = "Claude Code"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ BATCH, SLOWEST = (
 TOKEN = Cited("memory", "memory per token", "abut")
 CALL = Cited("gateway", "after 30,000 tokens", "abut")
 RECORDS, SIZE = (Cited("records", case, "Parquet") for case in ("time", "size"))
+DIALECTS = [
+    Cited("dialects", CALL.case, side) for side in ("Messages", "Responses", "generateContent")
+]
+PICTURE = Cited("image_turn", f"after {PICTURES} pictures", "abut")
+FILES, TENSORS = (
+    Cited("image_memory", f"the {case}", "abut")
+    for case in ("files of all pictures", "tensors of one row")
+)
+ROWS, REQUESTS = (
+    Cited("saved", f"{AGENT}: rows", side) for side in ("abut", "one row per request")
+)
 POOLS = ("threads", "OpenEnv", "RayPool")
 
 
@@ -75,7 +88,12 @@ class Measured:
 def tables(found: Mapping[str, Any]) -> dict[str, str]:
     """Return all tables by name."""
     measured = Measured(found)
-    return {"limits": limits(measured), "pools": pools(measured), "plan": plan(measured)}
+    return {
+        "limits": limits(measured),
+        "pools": pools(measured),
+        "plan": plan(measured),
+        "agents": agents(measured),
+    }
 
 
 def limits(measured: Measured) -> str:
@@ -89,11 +107,13 @@ def limits(measured: Measured) -> str:
         return part, text, f"{rate(value)} {what}" if value else NOT_YET, f"`{cited.row}`"
 
     recorded, size = measured.median(RECORDS), measured.median(SIZE)
-    one = None if recorded is None else recorded / RECORDED
+    one = divided(recorded, RECORDED)
     lines = [
         line("engine, turns without delays", ENGINE, "turns/s"),
         line("engine, turns with delays", SPREAD, "turns/s"),
         line("gateway, without sampling, after 30,000 tokens", CALL, "calls/s"),
+        *(line(f"the same in {cited.side}", cited, "calls/s") for cited in DIALECTS),
+        line("a turn with a screenshot of 1,280 x 1,024 pixels", PICTURE, "turns/s"),
         (
             "recorder (Parquet), 8,192 tokens",
             said(one, "s"),
@@ -111,9 +131,21 @@ def limits(measured: Measured) -> str:
         ),
         (
             "file size per rollout of 8,192 tokens",
-            said(None if size is None else size / RECORDED, "B"),
+            said(divided(size, RECORDED), "B"),
             "",
             "`records`",
+        ),
+        (
+            "the file of a screenshot",
+            said(divided(measured.median(FILES), SHOWN * PICTURES), "B"),
+            "",
+            "`image_memory`",
+        ),
+        (
+            "the tensors of a screenshot in a training step",
+            said(divided(measured.median(TENSORS), PICTURES), "B"),
+            "",
+            "`image_memory`",
         ),
     ]
     return table(("part", "CPU time, or bytes", "one process", "row"), [*lines, *memory])
@@ -155,39 +187,78 @@ ROLLOUT_TURNS = 20
 ENV_BYTES, NODE_BYTES, SLOTS = 300e6, 512e9, 8
 
 
+IN_FLIGHT = ENGINES * IN_FLIGHT_PER_ENGINE
+TURNS_S = IN_FLIGHT / (TURN_TOKENS / TOKENS_PER_S + STEP_S)
+RANK_TURNS_S = TURNS_S / TRAINERS
+RANK_ROLLOUTS = IN_FLIGHT / TRAINERS
+SEATS = 2
+PLAN_HEAD = ("part", "load", "where", "needs")
+
+
 def plan(measured: Measured) -> str:
     """Return the load of a thousand GPUs on each part, and the share of a core that it needs."""
-    in_flight = ENGINES * IN_FLIGHT_PER_ENGINE
-    turns_s = in_flight / (TURN_TOKENS / TOKENS_PER_S + STEP_S)
-    per_rank = turns_s / TRAINERS
-    lines: list[tuple[str, str, str, str]] = [
-        ("rollouts in flight", f"{in_flight:,}", f"{in_flight / TRAINERS:.0f} per rank", ""),
-        ("turns", f"{turns_s:,.0f} /s", f"{per_rank:.1f} /s per rank", ""),
-    ]
-
-    def share(part: str, asked_s: float, where: str, cited: Cited, divided: int = 1) -> None:
-        value = measured.median(cited)
-        used = NOT_YET if value is None else f"{asked_s * value / divided:.2%} of a core"
-        lines.append((part, f"{asked_s:,.1f} /s", where, used))
-
-    share("engine and threads", per_rank, "each rank", SPREAD)
-    share("pool on Ray", per_rank, "each rank", of_pool(f"{AT_ONCE}, {OURS}", "RayPool"))
-    share("gateway", per_rank, "one address per rank", CALL)
-    share("gateway", turns_s, "one address for all ranks", CALL)
-    share("recorder", per_rank / ROLLOUT_TURNS, "each rank", RECORDS, RECORDED)
-    memory = measured.median(MEMORY)
-    held = NOT_YET if memory is None else f"{in_flight / TRAINERS * memory / 1e6:,.0f} MB"
-    lines.append(("memory of rollouts", "", "each rank", held))
-    nodes = in_flight * ENV_BYTES / NODE_BYTES
-    lines.append(
+    memory = divided(measured.median(MEMORY), 1 / RANK_ROLLOUTS)
+    ray = of_pool(f"{AT_ONCE}, {OURS}", "RayPool")
+    recorded = divided(measured.median(RECORDS), RECORDED)
+    nodes = IN_FLIGHT * ENV_BYTES / NODE_BYTES
+    lines = [
+        ("rollouts in flight", f"{IN_FLIGHT:,}", f"{RANK_ROLLOUTS:.0f} per rank", ""),
+        ("turns", f"{TURNS_S:,.0f} /s", f"{RANK_TURNS_S:.1f} /s per rank", ""),
+        share("engine and threads", RANK_TURNS_S, "each rank", measured.median(SPREAD)),
+        share("pool on Ray", RANK_TURNS_S, "each rank", measured.median(ray)),
+        share("gateway", RANK_TURNS_S, "one address per rank", measured.median(CALL)),
+        share("gateway", TURNS_S, "one address for all ranks", measured.median(CALL)),
+        share("recorder", RANK_TURNS_S / ROLLOUT_TURNS, "each rank", recorded),
+        ("memory of rollouts", "", "each rank", said(memory, "B")),
         (
             "environments of 300 MB",
-            f"{in_flight:,}",
-            f"{in_flight // SLOTS:,} actors of {SLOTS} slots",
+            f"{IN_FLIGHT:,}",
+            f"{IN_FLIGHT // SLOTS:,} actors of {SLOTS} slots",
             f"{nodes:.0f} nodes of {NODE_BYTES / 1e9:.0f} GB",
-        )
-    )
-    return table(("part", "load", "where", "needs"), lines)
+        ),
+    ]
+    return table(PLAN_HEAD, lines)
+
+
+def agents(measured: Measured) -> str:
+    """Return what the same rollouts need as coding agents, with screenshots, or with two seats."""
+    played = len(sessions()[AGENT])
+
+    def rows(what: str, cited: Cited) -> tuple[str, str, str, str]:
+        each = divided(measured.median(cited), played)
+        if each is None:
+            return what, NOT_YET, NOT_YET, NOT_YET
+        load = f"{IN_FLIGHT * each:,.0f}"
+        return what, load, f"{RANK_ROLLOUTS * each:.0f} per rank", f"{each:.1f} rows per rollout"
+
+    pictures = RANK_ROLLOUTS * ROLLOUT_TURNS
+    files = divided(measured.median(FILES), SHOWN * PICTURES / pictures)
+    tensors = divided(measured.median(TENSORS), PICTURES / ROLLOUT_TURNS)
+    rank = "one address per rank"
+    lines = [
+        rows(f"rows of a batch, sessions of {AGENT}", ROWS),
+        rows("the same with one row per request", REQUESTS),
+        *(
+            share(f"gateway, {cited.side}", RANK_TURNS_S, rank, measured.median(cited))
+            for cited in DIALECTS
+        ),
+        share("a screenshot in each turn", RANK_TURNS_S, "each rank", measured.median(PICTURE)),
+        ("files of the screenshots", f"{pictures:,.0f}", "each rank", said(files, "B")),
+        ("tensors of one row", f"{ROLLOUT_TURNS}", "each rank, in a step", said(tensors, "B")),
+        share("gateway, two seats", SEATS * RANK_TURNS_S, rank, measured.median(CALL)),
+    ]
+    return table(PLAN_HEAD, lines)
+
+
+def share(part: str, asked_s: float, where: str, seconds: float | None) -> tuple[str, ...]:
+    """Return the line of a part that is asked so often, and takes so many seconds each time."""
+    used = NOT_YET if seconds is None else f"{asked_s * seconds:.2%} of a core"
+    return part, f"{asked_s:,.1f} /s", where, used
+
+
+def divided(value: float | None, divisor: float) -> float | None:
+    """Return the quotient; None if the value was not measured."""
+    return None if value is None else value / divisor
 
 
 def said(value: float | None, unit: Any) -> str:

@@ -34,7 +34,7 @@ def without(name: str) -> dict[str, Any]:
 
 def test_the_page_has_the_tables_of_what_was_measured() -> None:
     written = SCRIPT["written"](PAGE, MEASURED)
-    assert written == PAGE, "run scripts/write_scale.py"
+    assert written == PAGE, "run scripts.write_scale"
 
 
 def test_other_figures_are_another_page() -> None:
