@@ -4,7 +4,7 @@ abut and TRL tokenize only the new message. The other peers return the whole nex
 are compared with the append plus `request()`, which returns all ids as one array.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.figures import Need, Row, require_same
@@ -38,9 +38,10 @@ def measure(workbench: Workbench) -> Row:
     )
     peers = peers_after_reply(workbench, row)
     replies = Replies(2, scale.reply_bytes)
-    for length in scale.lengths:
-        rounds = []
-        for _ in range(scale.conversations):
+    rounds: dict[int, list[Mapping[str, list[float]]]] = {length: [] for length in scale.lengths}
+    # All lengths in turn, or the first would pay for the words that are new to every encoder.
+    for _ in range(scale.conversations):
+        for length in scale.lengths:
             timed, twin = (
                 _turns(
                     MeasuredConversation.of_length(workbench, replies, length),
@@ -49,8 +50,9 @@ def measure(workbench: Workbench) -> Row:
                 )
                 for _ in range(2)
             )
-            rounds.append(interleave(timed, scale.replies, twin=twin))
-        taken = all_rounds(rounds)
+            rounds[length].append(interleave(timed, scale.replies, twin=twin))
+    for length, found in rounds.items():
+        taken = all_rounds(found)
         pairs = zip(taken[ABUT], taken.pop(REQUEST), strict=True)
         taken[REQUEST] = [append + request for append, request in pairs]
         row.add(case(length), taken, tokens=length)

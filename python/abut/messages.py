@@ -29,7 +29,9 @@ _OTHER_MEDIA = {
 def texts_of(message: Mapping[str, Any]) -> list[str]:
     """Return the texts of a message: its content, or those of the blocks of its content."""
     content = message.get("content")
-    blocks = content if isinstance(content, list | tuple) else [{"text": content}]
+    if isinstance(content, str):
+        return [content]
+    blocks = content if isinstance(content, list | tuple) else ()
     texts = [block.get("text") for block in blocks if isinstance(block, Mapping)]
     return [text for text in texts if isinstance(text, str)]
 
