@@ -35,6 +35,9 @@ def measure(workbench: Workbench) -> Row:
             "same moment, so each one wakes its threads and event loops by itself.",
             "asyncio alone: the same number of waits, and of switches between two event loops with "
             "`run_coroutine_threadsafe`, without conversations, deadlines and slots.",
+            "Without delays, Python's interpreter takes 62 % of a turn, the kernel 13 % (thread "
+            "switches, page faults), memory allocation 10 %, and abut's Rust code 8 % (`perf`, "
+            "Python 3.11). About 120 Python functions run per turn.",
         ],
     )
     at_once = Crowd("synchronous", scale.turns_rollouts, scale.turns_turns, 0.0)
