@@ -93,6 +93,7 @@ def with_removed(cls: type[T]) -> type[T]:
         message = message or f"{cls.__name__!r} object has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=self)
 
-    for method in (__init__, __getattr__):
-        setattr(cls, method.__name__, method)
+    cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+    if any(old.startswith(f"{cls.__name__}(") for old in REPLACEMENTS):
+        cls.__init__ = __init__  # type: ignore[misc]
     return cls
