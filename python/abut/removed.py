@@ -93,7 +93,9 @@ def with_removed(cls: type[T]) -> type[T]:
         message = message or f"{cls.__name__!r} object has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=self)
 
-    cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+    methods = [__getattr__]
     if any(old.startswith(f"{cls.__name__}(") for old in REPLACEMENTS):
-        cls.__init__ = __init__  # type: ignore[misc]
+        methods.append(__init__)  # not for every class, because a turn makes some of them
+    for method in methods:
+        setattr(cls, method.__name__, method)
     return cls
