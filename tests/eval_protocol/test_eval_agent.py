@@ -68,7 +68,7 @@ def test_keywords_that_are_chosen_reach_the_body(stage: Stage) -> None:
 
 
 def test_what_is_no_test_is_refused() -> None:
-    with pytest.raises(TypeError, match="no @evaluation_test"):
+    with pytest.raises(TypeError, match="not an @evaluation_test"):
         eval_test(lambda row: row)
     with pytest.raises(
         ModuleNotFoundError, match=r"the module 'ep_own\.nothing' cannot be found\nhint: "
@@ -141,12 +141,12 @@ def test_another_dataset_is_told_which_one_is_meant(stage: Stage) -> None:
     test = eval_test(made(), log=None)
     with pytest.raises(ValueError, match="needs the column 'eval_row' of its dataset") as raised:
         play_test(stage, test, rows=[{"prompt": "hi"}])
-    assert "hint: train_dataset=eval_test(…).dataset() has it" in str(raised.value)
+    assert "hint: use train_dataset=eval_test(…).dataset()" in str(raised.value)
 
 
 def test_processors_that_ask_elsewhere_are_refused() -> None:
     remote = RemoteRolloutProcessor(remote_base_url="http://127.0.0.1:9")
-    with pytest.raises(ValueError, match="RemoteRolloutProcessor, which cannot train: it has") as e:
+    with pytest.raises(ValueError, match="RemoteRolloutProcessor, which cannot train: its") as e:
         eval_test(made(rollout_processor=remote))
     assert "hint: give the test a processor that calls completion_params['base_url']" in str(
         e.value
