@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -295,6 +295,25 @@ def test_scores_that_come_later_are_joined(watched: Any, tmp_path: Path) -> None
     assert [row["rewards"] for row in browser.rows] == [{"f": 0.0}, {"f": 0.25}, {"f": 0.5}]
     found = browser.blocks("search", epoch=1, first=0, last=3, where="rewards.f>0 text:Done")
     assert found[0][0] == {"found": [1, 2]}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors there are not small numbers")
+def test_a_process_with_many_open_files_can_search(watched: Any, tmp_path: Path) -> None:
+    import resource
+
+    most, hardest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hardest != resource.RLIM_INFINITY and hardest < 2048:
+        pytest.skip("this system allows no descriptor above 1023")
+    JsonlRecorder(tmp_path / "runs" / "first.jsonl").write(play("r0"))
+    browser = watched()
+    browser.wait(1)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, 2048), hardest))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (most, hardest))
+        while stack.enter_context(Path(os.devnull).open("rb")).fileno() < 1100:
+            pass
+        found = browser.blocks("search", epoch=1, first=0, last=1, where="text:Done")
+    assert found[0][0] == {"found": [0]}
 
 
 def test_a_file_that_is_replaced_is_read_anew(watched: Any, tmp_path: Path) -> None:

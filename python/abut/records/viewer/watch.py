@@ -9,7 +9,7 @@ answers requests that name this machine as host: another website, whose host nam
 import base64
 import hmac
 import secrets
-import select
+import selectors
 import socket
 import threading
 import time
@@ -215,8 +215,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_awaited(self) -> bool:
         """Return False if the browser has closed the connection, as it does on the next key."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        return not readable or bool(self.connection.recv(1, socket.MSG_PEEK))
+        # `select.select` raises for a connection whose descriptor is above 1023.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            is_readable = bool(selector.select(0))
+        return not is_readable or bool(self.connection.recv(1, socket.MSG_PEEK))
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
