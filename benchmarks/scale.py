@@ -15,7 +15,7 @@ class Scale:
     loop_sizes: tuple[int, ...] = (1_000, 16_000, 128_000)
     """Bytes of each text; the row `encode` measures texts of 1 MB."""
     loop_rounds: int = 5
-    """Texts of all sizes and rounds differ, and the standard library must have enough code."""
+    """Limited by the code of the standard library, because all texts differ."""
     eviction_bytes: int = 128 << 20
     """Memory to write so that all CPU caches are evicted; larger than most caches."""
     kind_bytes: int = 400_000

@@ -171,7 +171,7 @@ class _Library:
 
 
 def pieces(text: str, count: int) -> list[str]:
-    """Return `count` pieces of `text` with the same number of characters."""
+    """Return `count` pieces of `text` with the same number of characters; drop the rest."""
     length = len(text) // count
     return [text[length * index :][:length] for index in range(count)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent_sessions import sessions
+from benchmarks.scale import Scale
 from benchmarks.table import number
 
 NOT_YET = "not measured yet"
@@ -23,8 +24,8 @@ AT_ONCE, ALONE = "128 at once", "one by itself"
 WORKS = "32 with 5 ms of work per step"
 OURS, ALL = "CPU time per turn, trainer's process", "CPU time per turn, all processes"
 CROWD = "10,240 rollouts of 20 turns, median delay 0.5 s"
-# The number of rollouts of the rows `records` and `image_memory`, and pictures in each of these.
-RECORDED, SHOWN, PICTURES = 64, 64, 40
+SIZES = Scale()
+RECORDED, PICTURES = SIZES.recorded_rollouts, SIZES.image_counts[-1]
 AGENT = "Claude Code"
 
 
@@ -107,13 +108,18 @@ def limits(measured: Measured) -> str:
         return part, text, f"{rate(value)} {what}" if value else NOT_YET, f"`{cited.row}`"
 
     recorded, size = measured.median(RECORDS), measured.median(SIZE)
-    one = divided(recorded, RECORDED)
+    width, height = SIZES.image_size
+    one = scaled(recorded, 1 / RECORDED)
     lines = [
         line("engine, turns without delays", ENGINE, "turns/s"),
         line("engine, turns with delays", SPREAD, "turns/s"),
         line("gateway, without sampling, after 30,000 tokens", CALL, "calls/s"),
         *(line(f"the same in {cited.side}", cited, "calls/s") for cited in DIALECTS),
-        line("a turn with a screenshot of 1,280 x 1,024 pixels", PICTURE, "turns/s"),
+        line(
+            f"a turn with a screenshot of {width:,} x {height:,} pixels",
+            PICTURE,
+            "turns/s",
+        ),
         (
             "recorder (Parquet), 8,192 tokens",
             said(one, "s"),
@@ -131,19 +137,19 @@ def limits(measured: Measured) -> str:
         ),
         (
             "file size per rollout of 8,192 tokens",
-            said(divided(size, RECORDED), "B"),
+            said(scaled(size, 1 / RECORDED), "B"),
             "",
             "`records`",
         ),
         (
             "the file of a screenshot",
-            said(divided(measured.median(FILES), SHOWN * PICTURES), "B"),
+            said(picture_bytes(measured, FILES), "B"),
             "",
             "`image_memory`",
         ),
         (
             "the tensors of a screenshot in a training step",
-            said(divided(measured.median(TENSORS), PICTURES), "B"),
+            said(picture_bytes(measured, TENSORS), "B"),
             "",
             "`image_memory`",
         ),
@@ -185,21 +191,20 @@ IN_FLIGHT_PER_ENGINE = 64
 TURN_TOKENS, TOKENS_PER_S, STEP_S = 250, 40, 2.0
 ROLLOUT_TURNS = 20
 ENV_BYTES, NODE_BYTES, SLOTS = 300e6, 512e9, 8
-
+SEATS = 2
 
 IN_FLIGHT = ENGINES * IN_FLIGHT_PER_ENGINE
 TURNS_S = IN_FLIGHT / (TURN_TOKENS / TOKENS_PER_S + STEP_S)
 RANK_TURNS_S = TURNS_S / TRAINERS
 RANK_ROLLOUTS = IN_FLIGHT / TRAINERS
-SEATS = 2
 PLAN_HEAD = ("part", "load", "where", "needs")
 
 
 def plan(measured: Measured) -> str:
     """Return the load of a thousand GPUs on each part, and the share of a core that it needs."""
-    memory = divided(measured.median(MEMORY), 1 / RANK_ROLLOUTS)
+    memory = scaled(measured.median(MEMORY), RANK_ROLLOUTS)
     ray = of_pool(f"{AT_ONCE}, {OURS}", "RayPool")
-    recorded = divided(measured.median(RECORDS), RECORDED)
+    recorded = scaled(measured.median(RECORDS), 1 / RECORDED)
     nodes = IN_FLIGHT * ENV_BYTES / NODE_BYTES
     lines = [
         ("rollouts in flight", f"{IN_FLIGHT:,}", f"{RANK_ROLLOUTS:.0f} per rank", ""),
@@ -225,15 +230,15 @@ def agents(measured: Measured) -> str:
     played = len(sessions()[AGENT])
 
     def rows(what: str, cited: Cited) -> tuple[str, str, str, str]:
-        each = divided(measured.median(cited), played)
+        each = scaled(measured.median(cited), 1 / played)
         if each is None:
             return what, NOT_YET, NOT_YET, NOT_YET
         load = f"{IN_FLIGHT * each:,.0f}"
         return what, load, f"{RANK_ROLLOUTS * each:.0f} per rank", f"{each:.1f} rows per rollout"
 
     pictures = RANK_ROLLOUTS * ROLLOUT_TURNS
-    files = divided(measured.median(FILES), SHOWN * PICTURES / pictures)
-    tensors = divided(measured.median(TENSORS), PICTURES / ROLLOUT_TURNS)
+    files = scaled(picture_bytes(measured, FILES), pictures)
+    tensors = scaled(picture_bytes(measured, TENSORS), ROLLOUT_TURNS)
     rank = "one address per rank"
     lines = [
         rows(f"rows of a batch, sessions of {AGENT}", ROWS),
@@ -256,9 +261,15 @@ def share(part: str, asked_s: float, where: str, seconds: float | None) -> tuple
     return part, f"{asked_s:,.1f} /s", where, used
 
 
-def divided(value: float | None, divisor: float) -> float | None:
-    """Return the quotient; None if the value was not measured."""
-    return None if value is None else value / divisor
+def picture_bytes(measured: Measured, cited: Cited) -> float | None:
+    """Return the bytes of one picture, from a figure of all files or of the tensors of a row."""
+    rollouts = SIZES.image_rollouts if cited == FILES else 1
+    return scaled(measured.median(cited), 1 / (rollouts * PICTURES))
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """Return the product; None if the value was not measured."""
+    return None if value is None else value * factor
 
 
 def said(value: float | None, unit: Any) -> str:

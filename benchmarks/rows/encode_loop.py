@@ -34,6 +34,7 @@ def measure(workbench: Workbench) -> Row:
             "first: new texts that no side has seen. again: the same texts, either immediately "
             f"(warm caches), or after writing {scale.eviction_bytes:,} bytes of other memory "
             "(evicted caches).",
+            "The texts have the same number of characters each; their bytes are a mean.",
         ],
     )
     waste = np.zeros(scale.eviction_bytes, np.uint8)

@@ -135,7 +135,7 @@ class CallTurn:
 
     def end(self) -> None:
         """Give back its right to start processes; also when the call was given up."""
-        if not self.is_over:  # every call of an environment ends twice: here, and in its future
+        if not self.is_over:  # usually called twice: by the call's thread, and by its future
             self._turns.end(self)
 
     def forget_owner(self) -> None:
@@ -158,15 +158,11 @@ class ProcessTurns:
     def _begin(self, *, is_child: bool = False) -> None:
         """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
-        # A lock of its own, because entering a condition costs three times as much.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._waiting: deque[CallTurn] = deque()
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
         self._kinds = weakref.WeakSet[Any]()
-        """The kinds of calls that have forked."""
-        self._has_kinds = False
         self._once = Once(logger)
         self._of_thread: weakref.WeakKeyDictionary[threading.Thread, CallTurn] = (
             weakref.WeakKeyDictionary()
@@ -181,7 +177,7 @@ class ProcessTurns:
     def forks(self, kind: Any) -> bool:
         """Return whether a call of this kind has forked."""
         try:
-            return self._has_kinds and kind in self._kinds
+            return kind in self._kinds
         except TypeError:  # a factory without a hash: its calls wait where they fork
             return False
 
@@ -191,7 +187,7 @@ class ProcessTurns:
         Raises:
             CallGivenUp: the call was given up.
         """
-        with self._lock:
+        with self._changed:
             if turn.holds in ("fork", start) and not turn.is_over:
                 return
             # A call that forks after it has started a process would wait for itself.
@@ -212,7 +208,7 @@ class ProcessTurns:
 
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
-        with self._lock:
+        with self._changed:
             if not turn.is_over:
                 turn.is_over, turn.saw_forks = True, self.forks(turn.kind())
                 # The owner of a call holds its turn. A reference back would be a circle, and the
@@ -253,7 +249,6 @@ class ProcessTurns:
     def _note(self, turn: CallTurn) -> None:
         with suppress(TypeError):
             self._kinds.add(turn.kind())
-            self._has_kinds = True
         name = turn.name()
         self._once.warn(
             name,
