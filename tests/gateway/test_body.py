@@ -1,18 +1,24 @@
 """A body that repeats the one before it is read as the whole of it would be."""
 
+import asyncio
 import json
 import random
+from collections import Counter
 from operator import is_
 from typing import Any
+from unittest import mock
 
 import pytest
+from aiohttp import StreamReader
+from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abut.gateway.dialects.anthropic import Anthropic
 from abut.gateway.dialects.chat import Chat
 from abut.gateway.ledger.refusal import Refusal
-from abut.gateway.server.body import Beginning, Bodies, Body
+from abut.gateway.server.body import Beginning, Bodies, Body, Room, chunks_of
 from abut.gateway.server.body_json import read_body
 
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Ä 😀"}], "tools": [{"a": 1}]}
@@ -275,3 +281,35 @@ def test_so_much_is_kept() -> None:
     assert bodies.body("c", [third], CHAT).known is None
     huge = asked("d", 200)
     assert bodies.body("d", [huge], CHAT).known is None
+
+
+def arrived(packets: list[bytes], **headers: str) -> Request:
+    """A request whose body has arrived in these packets."""
+    payload = StreamReader(mock.Mock(_reading_paused=False), 2**16, loop=asyncio.get_running_loop())
+    for packet in packets:
+        payload.feed_data(packet)
+    payload.feed_eof()
+    return make_mocked_request("POST", "/", headers=headers, payload=payload)
+
+
+def test_a_body_with_a_length_is_not_copied() -> None:
+    packets = [b"x" * 70_000, b"y" * 70_000, b"z"]
+
+    async def case() -> None:
+        with Room(Counter(), "key", 2**20, None) as room:
+            chunks = await chunks_of(arrived(packets, **{"Content-Length": "140001"}), room)
+            assert all(map(is_, chunks, packets))
+            assert len(chunks) == len(packets)
+
+    asyncio.run(case())
+
+
+def test_the_pieces_of_a_chunked_body_are_joined() -> None:
+    packets = [bytes([at % 256, 0]) for at in range(1000)]
+
+    async def case() -> None:
+        with Room(Counter(), "key", 2**20, None) as room:
+            chunks = await chunks_of(arrived(packets, **{"Transfer-Encoding": "chunked"}), room)
+            assert chunks == [b"".join(packets)]
+
+    asyncio.run(case())

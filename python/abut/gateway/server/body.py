@@ -11,13 +11,13 @@ Keeping a digest of the beginning instead of its bytes takes 0.1 ms; parsing eve
 checking and digesting it takes 0.33 ms. For 501,000 bytes the times are 0.05, 0.27 and 1.5 ms.
 """
 
-import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from abut.concurrency.clock import Deadline, DeadlineExpired
 from abut.gateway.dialects.dialect import HttpDialect, Like
 from abut.gateway.ledger.agent_call import AgentRequest
 from abut.gateway.ledger.refusal import Refusal, short
@@ -242,7 +242,10 @@ class Room:
 
 
 async def chunks_of(request: Any, room: Room) -> list[bytes]:
-    """Return the chunks of a body as they arrived, because `request.read()` copies them thrice.
+    """Return the chunks of a body as they arrived.
+
+    `request.read()` copies the body three times, and `readany` once. That one joins the chunks of
+    HTTP, which a client may make so small that each takes many times its bytes.
 
     Raises:
         Refusal: there is no room for the body, it is compressed, or it does not arrive.
@@ -257,15 +260,21 @@ async def chunks_of(request: Any, room: Room) -> list[bytes]:
     room.check(request.content_length or 0)
     if not request.body_exists:  # all such requests share one stream, which ends only once
         return chunks
+    content, in_http_chunks = request.content, request.content_length is None
+    deadline = Deadline()
     try:
-        while not request.content.at_eof():
-            async with asyncio.timeout(_BYTE_S):
-                chunk = await request.content.readany()
+        while not content.at_eof():
+            if in_http_chunks:
+                chunk = await deadline.keep(content.readany(), _BYTE_S)
+            else:
+                chunk, _ = await deadline.keep(content.readchunk(), _BYTE_S)
             room.take(len(chunk))
             if chunk:
                 chunks.append(chunk)
-    except TimeoutError:
+    except DeadlineExpired:
         raise Refusal(f"the body is incomplete: nothing arrived for {_BYTE_S:g} s") from None
+    finally:
+        deadline.close()
     return chunks
 
 
