@@ -19,7 +19,7 @@ class DeadlineExpired(Exception):
 
 
 class _Limit:
-    """The limit of one task, with a single timer of the event loop.
+    """The limit of the task that creates it, with a single timer of the event loop.
 
     The timer is moved only if the next limit is earlier. A timer that fires too early is set again.
     `asyncio.timeout` sets and cancels a timer for each wait, which took a sixth of the engine's CPU
@@ -28,7 +28,7 @@ class _Limit:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[object] | None = None
+        self._task = asyncio.current_task(self._loop)
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         """When the limit is reached, by the loop's clock; None: it is paused."""
@@ -43,7 +43,6 @@ class _Limit:
             self._timer = None
 
     def _begin(self, seconds: float, spared: Callable[[], float]) -> None:
-        self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         self._spared, self._expired = spared, False
@@ -80,7 +79,7 @@ class _Limit:
 
 
 class Deadline(_Limit):
-    """Limits consecutive waits of the task that creates it."""
+    """Limits consecutive waits."""
 
     async def keep(
         self, awaitable: Awaitable[T], seconds: float, *, spared: Callable[[], float] | None = None

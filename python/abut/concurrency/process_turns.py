@@ -75,7 +75,7 @@ class CallTurn:
 
         Its failure, or its score, may then be caused by the others.
         """
-        saw_forks = self.saw_forks if self.is_over else self._turns.forks(self.kind())
+        saw_forks = self.saw_forks if self.is_over else self._turns.forks(self)
         return self._began_free and self.holds != "fork" and saw_forks
 
     @contextmanager
@@ -130,7 +130,7 @@ class CallTurn:
             self.end()
 
     def _begins_alone(self) -> bool:
-        self._began_free = not self._turns.forks(self.kind())
+        self._began_free = not self._turns.forks(self)
         return not self._began_free
 
     def end(self) -> None:
@@ -158,11 +158,13 @@ class ProcessTurns:
     def _begin(self, *, is_child: bool = False) -> None:
         """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[CallTurn] = deque()
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
         self._kinds = weakref.WeakSet[Any]()
+        self._has_forked = False
         self._once = Once(logger)
         self._of_thread: weakref.WeakKeyDictionary[threading.Thread, CallTurn] = (
             weakref.WeakKeyDictionary()
@@ -174,10 +176,12 @@ class ProcessTurns:
             self._hook()
         return CallTurn(self, kind, name)
 
-    def forks(self, kind: Any) -> bool:
+    def forks(self, turn: CallTurn) -> bool:
         """Return whether a call of this kind has forked."""
+        if not self._has_forked:  # asked twice per call
+            return False
         try:
-            return kind in self._kinds
+            return turn.kind() in self._kinds
         except TypeError:  # a factory without a hash: its calls wait where they fork
             return False
 
@@ -208,9 +212,9 @@ class ProcessTurns:
 
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
-        with self._changed:
+        with self._lock:  # by itself: entering the condition takes a call more
             if not turn.is_over:
-                turn.is_over, turn.saw_forks = True, self.forks(turn.kind())
+                turn.is_over, turn.saw_forks = True, self.forks(turn)
                 # The owner of a call holds its turn. A reference back would be a circle, and the
                 # thread of an environment would stay until the garbage collector finds it.
                 turn.kind, turn.name = _no_kind, str
@@ -249,6 +253,7 @@ class ProcessTurns:
     def _note(self, turn: CallTurn) -> None:
         with suppress(TypeError):
             self._kinds.add(turn.kind())
+            self._has_forked = True
         name = turn.name()
         self._once.warn(
             name,
