@@ -98,7 +98,8 @@ class LoopWatch:
         self.lost_to: tuple[WatchedCall[Any], str] | None = None
         self._loop = loop
         self._on_block, self._on_loss = on_block, on_loss
-        # A plain dict of the tasks of calls, because an entry of a weak one costs each call 2 us.
+        # The task of each call in a plain dict, because an entry of a weak one takes 2 us. A call
+        # seldom starts tasks of its own; those may outlive it.
         self._call_of: dict[asyncio.Task[Any], WatchedCall[Any]] = {}
         self._call_of_started = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
         loop.set_task_factory(_inheriting(self._call_of_started))

@@ -212,7 +212,7 @@ class ProcessTurns:
 
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
-        with self._lock:  # by itself: entering the condition takes a call more
+        with self._lock:  # not `_changed`, whose `with` makes two more calls of Python functions
             if not turn.is_over:
                 turn.is_over, turn.saw_forks = True, self.forks(turn)
                 # The owner of a call holds its turn. A reference back would be a circle, and the
