@@ -79,7 +79,7 @@ class _Limit:
 
 
 class Deadline(_Limit):
-    """Limits consecutive waits."""
+    """Limits consecutive waits of the task that creates it."""
 
     async def keep(
         self, awaitable: Awaitable[T], seconds: float, *, spared: Callable[[], float] | None = None

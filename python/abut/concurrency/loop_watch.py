@@ -49,7 +49,7 @@ class WatchedCall(Generic[T]):
         self.blocked_s = 0.0
         self.is_over = False
         self.watch = watch
-        self._stood_before_s = watch.begin()
+        self._stood_before_s = watch.stood_s()
 
     @property
     def is_held_up(self) -> bool:
@@ -98,11 +98,8 @@ class LoopWatch:
         self.lost_to: tuple[WatchedCall[Any], str] | None = None
         self._loop = loop
         self._on_block, self._on_loss = on_block, on_loss
-        # The task of each call in a plain dict, because an entry of a weak one takes 2 us. A call
-        # seldom starts tasks of its own; those may outlive it.
-        self._call_of: dict[asyncio.Task[Any], WatchedCall[Any]] = {}
-        self._call_of_started = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
-        loop.set_task_factory(_inheriting(self._call_of_started))
+        self._call_of = WeakKeyDictionary[asyncio.Task[Any], WatchedCall[Any]]()
+        loop.set_task_factory(_inheriting(self._call_of))
         # Reentrant, because a garbage collection in between may end an abandoned call.
         self._lock = threading.RLock()
         self._running = 0
@@ -121,17 +118,15 @@ class LoopWatch:
             self._count()
             return self._stood_s
 
-    def begin(self) -> float:
-        """Watch while one more call runs, and return `stood_s`; may be called on any thread."""
+    def begin(self) -> None:
+        """Watch while one more call runs; may be called on any thread."""
         with self._lock:
-            self._count()
             self._running += 1
             if self._stop is None:
                 stop = self._stop = threading.Event()
                 threading.Thread(
                     target=self._watch, args=(stop,), name="abut-loop-watch", daemon=True
                 ).start()
-            return self._stood_s
 
     def end(self, call: WatchedCall[Any]) -> None:
         """Note that a call is over."""
@@ -140,20 +135,13 @@ class LoopWatch:
             call.is_over = True
             self._running -= 1
 
-    async def run(self, call: WatchedCall[T], awaitable: Awaitable[T]) -> T:
-        """Await something in the current task, which belongs to a call with those that it starts.
-
-        The task belongs to the call until it ends, which may be long after the call is over.
-        """
+    def runs_here(self, call: WatchedCall[Any]) -> None:
+        """Note that the current task, and those that it starts, belong to a call."""
         task = asyncio.current_task()
         assert task is not None
         self._call_of[task] = call
         _CALL.set(call)
         self._thread_id = threading.get_ident()
-        try:
-            return await awaitable
-        finally:
-            del self._call_of[task]
 
     def stop(self) -> None:
         """Stop watching until the next call begins."""
@@ -182,7 +170,7 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._answer)
                 return
             # A loop with much to do answers late as well, but another task runs at each look.
-            blocker = None if task is None else self._call_of_task(task)
+            blocker = None if task is None else self._call_of.get(task)
             if blocker is not self._blocker:
                 self._count()
                 self._blocker, self._is_told = blocker, False
@@ -201,9 +189,6 @@ class LoopWatch:
         if blocker is not None and blocker.is_over and self.lost_to is None:
             self.lost_to = blocker, place
             self._on_loss(self)
-
-    def _call_of_task(self, task: asyncio.Task[Any]) -> WatchedCall[Any] | None:
-        return self._call_of.get(task) or self._call_of_started.get(task)
 
     def _answer(self) -> None:
         with self._lock:
@@ -246,7 +231,6 @@ class WatchedLoop(DaemonLoop):
         self, kind: Any, name: str, call: Callable[[], Coroutine[Any, Any, T]]
     ) -> WatchedCall[T]:
         """Run the coroutine that `call` makes; return a future of the running loop."""
-        # Without `[T]`, which would cost each call 2 us.
         watched: WatchedCall[T] = WatchedCall(self.watch, kind, name)
         watched.future = self._begin(watched, call, self.ask)
         return watched
@@ -264,7 +248,13 @@ class WatchedLoop(DaemonLoop):
         start: Callable[[Callable[[], Coroutine[Any, Any, T]]], F],
     ) -> F:
         watch = self.watch
-        future = start(lambda: watch.run(watched, call()))
+
+        async def run() -> T:
+            watch.runs_here(watched)
+            return await call()
+
+        watch.begin()
+        future = start(run)
         future.add_done_callback(lambda _: watch.end(watched))
         return future
 

@@ -158,13 +158,11 @@ class ProcessTurns:
     def _begin(self, *, is_child: bool = False) -> None:
         """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._waiting: deque[CallTurn] = deque()
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
         self._kinds = weakref.WeakSet[Any]()
-        self._has_forked = False
         self._once = Once(logger)
         self._of_thread: weakref.WeakKeyDictionary[threading.Thread, CallTurn] = (
             weakref.WeakKeyDictionary()
@@ -177,11 +175,10 @@ class ProcessTurns:
         return CallTurn(self, kind, name)
 
     def forks(self, turn: CallTurn) -> bool:
-        """Return whether a call of this kind has forked."""
-        if not self._has_forked:  # asked twice per call
-            return False
+        """Return whether a call of the same kind has forked."""
         try:
-            return turn.kind() in self._kinds
+            # First the cheap question: each call asks twice, and usually nothing has forked.
+            return bool(self._kinds) and turn.kind() in self._kinds
         except TypeError:  # a factory without a hash: its calls wait where they fork
             return False
 
@@ -212,7 +209,7 @@ class ProcessTurns:
 
     def end(self, turn: CallTurn) -> None:
         """Note that a call is over."""
-        with self._lock:  # not `_changed`, whose `with` makes two more calls of Python functions
+        with self._changed:
             if not turn.is_over:
                 turn.is_over, turn.saw_forks = True, self.forks(turn)
                 # The owner of a call holds its turn. A reference back would be a circle, and the
@@ -253,7 +250,6 @@ class ProcessTurns:
     def _note(self, turn: CallTurn) -> None:
         with suppress(TypeError):
             self._kinds.add(turn.kind())
-            self._has_forked = True
         name = turn.name()
         self._once.warn(
             name,

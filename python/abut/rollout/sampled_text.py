@@ -63,7 +63,7 @@ def positions_of(ids: Ids, tokens: Collection[int | None]) -> list[int]:
     if not known:
         return []
     if isinstance(ids, np.ndarray):
-        if len(known) == 1:  # 1 us, and 2.3 us for several
+        if len(known) == 1:  # takes 1.0 us for 130 ids, and the two comparisons below 2.3 us
             return (ids == known[0]).nonzero()[0].tolist()  # type: ignore[no-any-return]
         # Control tokens are neighbours in most vocabularies, so two comparisons leave few ids.
         near: Sequence[int] = ((ids >= min(known)) & (ids <= max(known))).nonzero()[0].tolist()

@@ -86,7 +86,8 @@ def _read(body: Body, dialect: HttpDialect, *, same_end: bool = True) -> Beginni
         elements: list[Any] = []
     else:
         head, elements, at = known.fields.head, known.elements[:], 0
-        new = rest[: len(rest) - len(known.fields.end) + 1] if same_end else rest  # to the `]`
+        # With the first byte of `end`, which is the `]`.
+        new = rest[: len(rest) - len(known.fields.end) + 1] if same_end else rest
         text = new.decode(*_UTF8)
     # One by one and not as a list, because the last one is handled separately.
     last, at = (0, 0), _behind_space(text, at)
