@@ -16,9 +16,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from abut import Rollout, RolloutConfig, Sample
+from abut import Columns, RolloutConfig, Sample
 from abut.concurrency.loop import new_loop
+from abut.concurrency.process_limits import rarer_collections
 from abut.envs.task import RolloutTask
+from abut.rollout.conversation import Conversation
 from abut.rollout.engine import Engine
 from abut.samplers.sampler import SampleRequest
 from benchmarks.delays import draw_delays, slowest_s
@@ -31,8 +33,9 @@ from benchmarks.workbench import Workbench
 
 _SAMPLE_BYTES = 250
 _TEXTS = 256
+_FIRST = "Begin."
 
-EnvKind: TypeAlias = Literal["synchronous", "asynchronous", "none"]
+EnvKind: TypeAlias = Literal["synchronous", "asynchronous", "loop", "none"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Crowd:
     """The rollouts to play."""
 
     env: EnvKind
-    """`none`: no conversations; samples and steps only wait, on two event loops."""
+    """`none`: no conversations; samples and steps only wait, on two event loops. `loop`: the same
+    with conversations, but without abut's engine."""
     rollouts: int
     turns: int
     median_s: float
@@ -64,7 +68,15 @@ class _Stage:
         rollout = int(request.rollout_id)
         if seconds := self.delays[0, rollout, request.turn]:
             await asyncio.sleep(seconds)
-        return self.samples[(rollout + request.turn) % _TEXTS]
+        return self.sample_of(rollout, request.turn)
+
+    def sample_of(self, rollout: int, turn: int) -> Sample:
+        """Return the sample of a turn."""
+        return self.samples[(rollout + turn) % _TEXTS]
+
+    def reply_to(self, rollout: int, turn: int) -> str:
+        """Return the environment's reply to that sample."""
+        return self.replies[(3 * rollout + turn + 1) % _TEXTS]
 
 
 class _Env:
@@ -79,7 +91,7 @@ class _Env:
         self._turn = 0
 
     def reset(self, seed: str) -> Any:
-        return self, "Begin."
+        return self, _FIRST
 
     def step(self, action: str) -> Any:
         if seconds := self._seconds():
@@ -91,14 +103,14 @@ class _Env:
 
     def _reply(self) -> Any:
         self._turn += 1
-        return self, self._stage.replies[(3 * self._rollout + self._turn) % _TEXTS]
+        return self, self._stage.reply_to(self._rollout, self._turn - 1)
 
 
 class _AsyncEnv(_Env):
     """Answers after a delay, on an event loop."""
 
     async def reset(self, seed: str) -> Any:
-        return self, "Begin."
+        return self, _FIRST
 
     async def step(self, action: str) -> Any:
         if seconds := self._seconds():
@@ -115,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
     _play(workbench, stage, min(crowd.rollouts, 4))  # one-time costs
     before = resident_bytes()
     processor, began = time.process_time(), time.perf_counter()
-    rollouts = _play(workbench, stage, crowd.rollouts)
+    rows = _play(workbench, stage, crowd.rollouts)
     seconds, processor = time.perf_counter() - began, time.process_time() - processor
     most = resident_bytes("VmHWM")
     found = {
@@ -123,16 +135,16 @@ def main(arguments: Sequence[str]) -> None:
         "slowest": slowest_s(stage.delays),
         "turn": processor / (crowd.rollouts * crowd.turns),
         "memory": None if before is None or most is None else (most - before) / crowd.rollouts,
-        "tokens": sum(len(rollout.provenance) for rollout in rollouts) / crowd.rollouts,
-        "rows": _digest(rollouts),
+        "tokens": sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+        / crowd.rollouts,
+        "rows": _digest(rows),
     }
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def _play(workbench: Workbench, stage: _Stage, count: int) -> list[Rollout]:
-    if stage.crowd.env == "none":
-        _only_wait(stage, count)
-        return []
+def _play(workbench: Workbench, stage: _Stage, count: int) -> list[Columns]:
+    if stage.crowd.env in ("loop", "none"):
+        return _play_with_asyncio(workbench, stage, count)
     kind = _AsyncEnv if stage.crowd.env == "asynchronous" else _Env
     config = RolloutConfig(
         max_turns=stage.crowd.turns,
@@ -147,39 +159,62 @@ def _play(workbench: Workbench, stage: _Stage, count: int) -> list[Rollout]:
         RolloutTask(k, str(k), lambda k=k: kind(stage, k), [], str(k), k)  # type: ignore[misc]
         for k in range(count)
     ]
-    return engine.run(tasks)
+    return [rollout.columns for rollout in engine.run(tasks) if rollout.columns is not None]
 
 
-def _only_wait(stage: _Stage, count: int) -> None:
-    """Do the same number of waits, and of switches between event loops, with asyncio alone."""
+def _play_with_asyncio(workbench: Workbench, stage: _Stage, count: int) -> list[Columns]:
+    """Do the same number of waits, and of switches between event loops, with asyncio alone.
+
+    If the crowd has conversations, return their rows. Garbage is collected as rarely as by the
+    engine; Python's own threshold would make asyncio alone take three times as long.
+    """
     envs = new_loop()
     thread = threading.Thread(target=envs.run_forever)
     thread.start()
 
-    async def play(k: int) -> None:
+    async def step(seconds: float) -> None:
+        stepping = asyncio.sleep(seconds)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stepping, envs))
+
+    async def only_wait(k: int) -> None:
         for of_sample, of_step in stage.delays[:, k].T.tolist():
             await asyncio.sleep(of_sample)
-            step = asyncio.run_coroutine_threadsafe(asyncio.sleep(of_step), envs)
-            await asyncio.wrap_future(step)
+            await step(of_step)
 
-    async def play_all() -> None:
-        await asyncio.gather(*(play(k) for k in range(count)))
+    async def talk(k: int) -> Columns:
+        conversation = Conversation(workbench.tokenizer, workbench.processor)
+        conversation.open([{"role": "user", "content": _FIRST}])
+        for turn, (of_sample, of_step) in enumerate(stage.delays[:, k].T.tolist()):
+            if turn:
+                said = stage.reply_to(k, turn - 1)
+                conversation.reply([{"role": "user", "content": said}])
+            conversation.request()
+            await asyncio.sleep(of_sample)
+            sample = stage.sample_of(k, turn)
+            conversation.action(conversation.hear(sample.ids, sample.logprobs))
+            await step(of_step)
+        return conversation.trajectory.columns()
+
+    async def play_all() -> list[Any]:
+        play = talk if stage.crowd.env == "loop" else only_wait
+        return await asyncio.gather(*(play(k) for k in range(count)))
 
     rollouts = new_loop()
-    rollouts.run_until_complete(play_all())
+    with rarer_collections(count):
+        rows = rollouts.run_until_complete(play_all())
     rollouts.close()
     envs.call_soon_threadsafe(envs.stop)
     thread.join()
     envs.close()
+    return rows if stage.crowd.env == "loop" else []
 
 
-def _digest(rollouts: list[Rollout]) -> str:
+def _digest(rows: Sequence[Columns]) -> str:
     """Return a digest of all ids and masks of all rows."""
     digest = hashlib.blake2b()
-    for rollout in rollouts:
-        assert rollout.columns is not None
+    for row in rows:
         for column in ("prompt_ids", "completion_ids", "env_mask"):
-            digest.update(np.ascontiguousarray(getattr(rollout.columns, column)).tobytes())
+            digest.update(np.ascontiguousarray(getattr(row, column)).tobytes())
     return digest.hexdigest()
 
 

@@ -265,11 +265,13 @@ def json_copy(value: Any, levels: int = _MOST_LEVELS, *, deeper: str | None = No
         if deeper is not None:
             return deeper
         raise RecursionError("the value is nested too deeply, or contains itself")
+    if isinstance(value, str):  # first: `Mapping` takes six times as long to say no
+        return value
     if isinstance(value, Mapping):
         return {str(k): json_copy(item, levels - 1, deeper=deeper) for k, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_copy(item, levels - 1, deeper=deeper) for item in value]
-    if value is None or isinstance(value, str | int | Image):
+    if value is None or isinstance(value, int | Image):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)
 

@@ -216,8 +216,8 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
         EnvError: the value is not a pair of an environment and a reply.
     """
     name = f"{type(env).__name__}.{method}"
-    check_no_awaitable(env, method, returned)
     if not isinstance(returned, tuple) or len(returned) != 2:
+        check_no_awaitable(env, method, returned)
         hint = "return (self, text)"
         if isinstance(returned, tuple) and len(returned) == 5:
             hint = "step returns five values, as in Gym: wrap the environment in abut.gym.GymEnv"
@@ -252,7 +252,7 @@ def check_reply(env: Any, method: str, returned: Any) -> tuple[Any, Reply]:
 
 def _with_images(env: Any, method: str, message: Any) -> Any:
     """Return a message whose images are read; they are decoded here, once."""
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or isinstance(message.get("content"), str):
         return message
     name, content = f"{type(env).__name__}.{method}", message.get("content")
     block = strange_block(content, known=("text", *IMAGE_BLOCKS))

@@ -185,10 +185,7 @@ class Episode:
 
     async def _step(self, sample: Sample, generate_s: float) -> bool:
         """Pass the sample to the environment; return whether the episode is over."""
-
-        def hear() -> str | None:
-            return self._hear(sample, generate_s)
-
+        hear = functools.partial(self._hear, sample, generate_s)
         if self._env.has_thread:
             over = await self._env.step_between(hear, self._answer)
             return over is None or over  # None: there was no action

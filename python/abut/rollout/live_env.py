@@ -172,15 +172,16 @@ class LiveEnv:
         Raises:
             EnvError: the environment failed.
         """
+        return self._on_own_thread(lambda: self._step_between(before, after))
 
-        def step() -> T | None:
-            if (action := before()) is None:
-                return None
-            began = time.monotonic()
-            returned = self._guarded.call("step", action)
-            return after(self._answered(returned, time.monotonic() - began))
-
-        return self._on_own_thread(step)
+    def _step_between(
+        self, before: Callable[[], str | None], after: Callable[[Answer], T]
+    ) -> T | None:
+        if (action := before()) is None:
+            return None
+        began = time.monotonic()
+        returned = self._guarded.call("step", action)
+        return after(self._answered(returned, time.monotonic() - began))
 
     def step(self, action: str) -> Awaitable[Answer]:
         """Step an asynchronous environment.
