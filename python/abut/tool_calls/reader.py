@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from abut.tool_calls.bodies import Read, body_of
 from abut.tool_calls.literals import skip_space
 from abut.tool_calls.parsed import Found, ToolCall, Wrong
-from abut.tool_calls.patterns import NAME, Finder, core, loose, missing, tags, up_to_tag
+from abut.tool_calls.patterns import NAME, Finder, core, grouped, loose, missing, tags, up_to_tag
 from abut.tool_calls.schemas import Schemas
 from abut.tool_calls.syntax import CallSyntax, NamedBody
 
@@ -35,17 +35,16 @@ class CallReader:
         lead = tags(syntax.begin + syntax.open, syntax.ordinary)
         self._first_tag = (lead or [syntax.begin.strip() or syntax.open.strip()])[0]
         known = {self._first_tag, *tags(syntax.open, syntax.ordinary)[:1]}
-        strays = "|".join(re.escape(tag) for tag in lead if tag not in known)
+        strays = [re.escape(tag) for tag in lead if tag not in known]
         end = core(syntax.end) if self._has_begin and not self._is_list else ""
-        kinds = (("begin", begin), ("open", call), ("end", end), ("stray", strays))
-        self._scan = re.compile("|".join(f"(?P<{k}>{p})" for k, p in kinds if p) or "(?!)")
-        closers = tags(syntax.end if self._is_list else syntax.close, syntax.ordinary)[-1:]
-        edges = [p for p in (begin, call) if p]
-        edges += [f"(?P<close>{re.escape(tag)})" for tag in closers]
-        self._edge = re.compile("|".join(edges) or "(?!)")
+        scanned = {"begin": [begin], "open": [call], "end": [end], "stray": strays}
+        self._scan = re.compile(grouped(scanned))
+        close = tags(syntax.end if self._is_list else syntax.close, syntax.ordinary)[-1:]
         inner = tags(syntax.close, syntax.ordinary)[:1]
-        edges[len(edges) - len(closers) :] = [f"(?P<close>{re.escape(tag)})" for tag in inner]
-        self._inner_edge = re.compile("|".join([*edges, strays] if strays else edges) or "(?!)")
+        edges = {"begin": [begin], "open": [call]}
+        self._edge = re.compile(grouped({**edges, "close": [*map(re.escape, close)]}))
+        inner_edges = {**edges, "close": [*map(re.escape, inner)], "stray": strays}
+        self._inner_edge = re.compile(grouped(inner_edges))
         self._untagged_begin = re.compile(_untagged_begin(syntax))
 
     def __call__(self, text: str, schemas: Schemas) -> Iterator[Found]:
@@ -262,6 +261,7 @@ class Around:
     def __init__(self, leads: Sequence[str], control: Collection[str]) -> None:
         self._control = frozenset(control)
         self._known = self._control.union(leads)
+        self._any_known = tuple(self._known)
         lengths = {len(known) for known in self._known}
         self._lengths = sorted(lengths, reverse=True)  # of two that fit, the longer stands there
 
@@ -288,9 +288,10 @@ class Around:
 
     def _known_before(self, text: str, free: int, start: int) -> int:
         end = _without_space(text, free, start)
-        for size in self._lengths:
-            if free <= end - size and text[end - size : end] in self._known:
-                return end - size
+        if text.endswith(self._any_known, free, end):
+            for size in self._lengths:
+                if free <= end - size and text[end - size : end] in self._known:
+                    return end - size
         return start
 
 
