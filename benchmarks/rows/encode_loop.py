@@ -36,11 +36,11 @@ def measure(workbench: Workbench) -> Row:
             "(evicted caches).",
             "The texts have the same number of characters each; their bytes are a mean.",
             "abut returns int64 arrays and gigatoken uint32 arrays, so abut's result touches twice "
-            "as much new memory. This shows with code of 128,000 bytes that is seen for the first "
-            "time: over 48 rounds the two are equally fast (0.98 to 1.03, the medians of the four "
-            "patterns), and abut is 1.03 to 1.07 times as fast if the allocator keeps its memory "
-            "(MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ set to 1 GB, 32 rounds). The "
-            "rounds vary from 0.8 to 1.2.",
+            "as much new memory. For code of 128,000 bytes that is seen for the first time, the "
+            "two were equally fast over 48 rounds: gigatoken ÷ abut is 0.98 to 1.03, the medians "
+            "of the four patterns, and half of the rounds lie between 0.85 and 1.14. With an "
+            "allocator that keeps its memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ "
+            "set to 1 GB) the medians of 32 rounds are 1.03 to 1.07.",
         ],
     )
     waste = np.zeros(scale.eviction_bytes, np.uint8)

@@ -265,7 +265,8 @@ def json_copy(value: Any, levels: int = _MOST_LEVELS, *, deeper: str | None = No
         if deeper is not None:
             return deeper
         raise RecursionError("the value is nested too deeply, or contains itself")
-    if isinstance(value, str):  # first: `Mapping` takes six times as long to say no
+    # Most values are strings, and the test for a `Mapping` takes six times as long.
+    if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
         return {str(k): json_copy(item, levels - 1, deeper=deeper) for k, item in value.items()}

@@ -96,13 +96,9 @@ def is_deep(value: Any) -> bool:
     """Return whether a JSON value is nested deeper than a call's arguments may be."""
     level = [value]
     for _ in range(_MOST_LEVELS):
-        level = [
-            item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
+        dicts = [item for one in level if isinstance(one, dict) for item in one.values()]
+        lists = [item for one in level if isinstance(one, list) for item in one]
+        if not (level := dicts + lists):
             return False
     return True
 

@@ -59,7 +59,7 @@ def any_of(patterns: Iterable[str]) -> str:
 def grouped(groups: Mapping[str, Sequence[str]]) -> str:
     """Return a pattern of any of these, each in the group that names it; empty ones are left out.
 
-    None may have a `|` outside of parentheses.
+    None of the patterns may have a `|` outside of parentheses.
 
     The first character, if all share it, as tags do, stands before the groups: a search skips to
     it, which it cannot do if it has to look into several groups at each character of the text.
@@ -78,6 +78,7 @@ def grouped(groups: Mapping[str, Sequence[str]]) -> str:
 
 def _first(pattern: str) -> str:
     """Return the literal character with which a pattern begins, as it is written there, or ""."""
+    # Escaped, or without a meaning of its own in patterns; not repeated.
     match = re.match(r"(?:\\\W|[^\W_]|[<>\"'`/@#%&=:;,~-])(?![*+?{])", pattern)
     return match[0] if match else ""
 

@@ -288,6 +288,7 @@ class Around:
 
     def _known_before(self, text: str, free: int, start: int) -> int:
         end = _without_space(text, free, start)
+        # Asked first, because usually none stands there, and to try each length takes 0.4 us.
         if text.endswith(self._any_known, free, end):
             for size in self._lengths:
                 if free <= end - size and text[end - size : end] in self._known:
