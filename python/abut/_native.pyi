@@ -598,3 +598,13 @@ def read_completions(body: bytes, /) -> list[Choice]:
             valid, or the logprobs are not one possible number for each id; names the choice
             and the index.
     """
+
+def positions_of(
+    ids: NDArray[np.signedinteger[Any]] | Sequence[int], tokens: Sequence[int], /
+) -> list[int]:
+    """Return the positions of any of these tokens in the ids.
+
+    Args:
+        ids: `(T,)`, of any signed integers.
+        tokens: those to look for, at most a few.
+    """

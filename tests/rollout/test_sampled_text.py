@@ -2,15 +2,16 @@
 
 import copy
 import pickle
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import abut
+from abut._native import positions_of
 from abut.parts import Sampled
-from abut.rollout.sampled_text import positions_of, sampled_text
+from abut.rollout.sampled_text import sampled_text
 from abut.template.processor import ChatTemplateProcessor
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -92,10 +93,8 @@ def test_a_text_that_holds_the_characters_that_veil_is_veiled_by_others(qwen: An
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
-@pytest.mark.parametrize("tokens", [(), (None,), (7,), (2, 9), frozenset({9, 2, None}), (1, 2)])
-def test_positions_are_the_same_in_a_list_and_an_array(
-    dtype: Any, tokens: Collection[int | None]
-) -> None:
+@pytest.mark.parametrize("tokens", [(), (7,), (2, 9), [9, 2, 9], (1, 2), (-1, 2**40)])
+def test_positions_are_the_same_in_a_list_and_an_array(dtype: Any, tokens: Sequence[int]) -> None:
     ids = [9, 3, 2, 7, 2, 5]  # 3, 5 and 7 lie between tokens that are looked for
     expected = [place for place, token in enumerate(ids) if token in tokens]
     assert positions_of(ids, tokens) == expected

@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from abut._native import Seam, Tokenizer
+from abut._native import Seam, Tokenizer, positions_of
 from abut.errors import TemplateError
 from abut.messages import Message
 from abut.parts import Part, Scaffold
 from abut.rollout.conversation import Conversation
-from abut.rollout.sampled_text import end_of_turn, positions_of
+from abut.rollout.sampled_text import end_of_turn
 from abut.template.processor import ChatTemplateProcessor
 from abut.template.rendering import Rendering
 from abut.template.report import NEXT_MESSAGES

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from abut._native import Seam, Tokenizer, Trajectory
+from abut._native import Seam, Tokenizer, Trajectory, positions_of
 from abut.errors import SamplerError, TemplateError, TrajectoryError
 from abut.images import ImageSpan
 from abut.messages import Message, texts_of, with_images
@@ -35,7 +35,7 @@ from abut.processor import (
 from abut.rollout.budget import Allowance, Budget
 from abut.rollout.image_spans import images_before, written_images
 from abut.rollout.rollout import StopReason, TurnRecord
-from abut.rollout.sampled_text import Ids, end_of_turn, positions_of, until_stop
+from abut.rollout.sampled_text import Ids, end_of_turn, until_stop
 from abut.samplers.sampler import SampleRequest
 
 # How many characters the encoders manage in about half a millisecond.

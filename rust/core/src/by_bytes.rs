@@ -174,6 +174,33 @@ impl BytesById {
         Some(&self.bytes[start as usize..end as usize])
     }
 
+    /// The bytes of all ids, one after the other; `Err` with the position of the first that has none.
+    ///
+    /// Most tokens are short: to copy as many bytes of each, and overwrite those that are too many,
+    /// takes half the time of a copy of its own length.
+    pub fn joined(&self, ids: &[u32]) -> Result<Vec<u8>, usize> {
+        let mut len = 0;
+        for (position, &id) in ids.iter().enumerate() {
+            len += self.get(id).ok_or(position)?.len();
+        }
+        let mut joined = vec![0; len + BYTES_READ];
+        let mut at = 0;
+        for &id in ids {
+            let (start, end) = self.ranges[id as usize];
+            let (start, end) = (start as usize, end as usize);
+            let len = end - start;
+            match self.bytes.get(start..start + BYTES_READ) {
+                Some(bytes) if len <= BYTES_READ => {
+                    joined[at..at + BYTES_READ].copy_from_slice(bytes);
+                }
+                _ => joined[at..at + len].copy_from_slice(&self.bytes[start..end]),
+            }
+            at += len;
+        }
+        joined.truncate(len);
+        Ok(joined)
+    }
+
     fn shrink_to_fit(&mut self) {
         self.bytes.shrink_to_fit();
         self.ranges.shrink_to_fit();
@@ -335,5 +362,25 @@ mod tests {
                 assert_eq!(words.id_of(word), words.id_of(Word::new(&text[start..end])));
             }
         }
+    }
+
+    /// Short and long words, in all neighbourhoods, at the end of the table, and ids without a word.
+    #[test]
+    fn the_bytes_of_ids_are_those_of_each_joined() {
+        let mut table = BytesById::default();
+        let words: Vec<Vec<u8>> =
+            (0..40_u8).map(|len| (0..len).map(|at| 5 * len + at).collect()).collect();
+        for (id, word) in (0..).step_by(2).zip(&words) {
+            table.put(id, word);
+        }
+        for step in 1..words.len() {
+            let drawn = (0..100).map(|at| (at * step + at * at) % words.len());
+            let (ids, each): (Vec<u32>, Vec<&[u8]>) =
+                drawn.map(|word| (2 * u32::try_from(word).expect("few"), &words[word][..])).unzip();
+            assert_eq!(table.joined(&ids), Ok(each.concat()));
+        }
+        assert_eq!(table.joined(&[]), Ok(vec![]));
+        assert_eq!(table.joined(&[2, 4, 3, 1]), Err(2), "3 has no word");
+        assert_eq!(table.joined(&[2, u32::MAX]), Err(1), "behind the table");
     }
 }

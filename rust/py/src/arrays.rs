@@ -192,12 +192,12 @@ fn describe<T: Number>(value: &Bound<'_, PyAny>) -> String {
 pub fn ids_in(value: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<Vec<u32>> {
     let numbers = Numbers::<i64>::of("ids", value)?;
     let ids = numbers.as_slice()?;
-    let mut all = 0;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "judged below")]
-    let narrow = copying(value.py(), ids.len(), || {
+    let (all, narrow) = copying(value.py(), ids.len(), || {
         // One look at all bits of all ids; which one does not fit is asked only where one does not.
-        let narrow = ids.iter().inspect(|&&id| all |= id).map(|&id| id as u32);
-        narrow.collect::<Vec<u32>>()
+        // A pass of its own, because both together are not done eight ids at once.
+        let all = ids.iter().fold(0, |all, id| all | id);
+        (all, ids.iter().map(|&id| id as u32).collect::<Vec<u32>>())
     });
     if u32::try_from(all).is_ok() {
         return Ok(narrow);
@@ -205,6 +205,24 @@ pub fn ids_in(value: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<Vec<u32>>
     let fits = |&id: &i64| u32::try_from(id).is_ok();
     let position = ids.iter().take_while(|id| fits(id)).count();
     Err(error::to_py(&Error::UnknownId { position, id: ids[position], vocab_size }))
+}
+
+/// Return the positions of any of these tokens in the ids.
+///
+/// Args:
+///     ids: `(T,)`, of any signed integers.
+///     tokens: those to look for, at most a few.
+#[pyfunction]
+#[pyo3(signature = (ids, tokens, /))]
+pub fn positions_of(ids: &Bound<'_, PyAny>, tokens: Vec<i64>) -> PyResult<Vec<usize>> {
+    let numbers = Numbers::<i64>::of("ids", ids)?;
+    let ids = numbers.as_slice()?.iter().enumerate();
+    // Control tokens are neighbours in most vocabularies: two comparisons rule out most ids.
+    let (Some(&lowest), Some(&highest)) = (tokens.iter().min(), tokens.iter().max()) else {
+        return Ok(Vec::new());
+    };
+    let near = ids.filter(|(_, id)| (lowest..=highest).contains(*id));
+    Ok(near.filter(|(_, id)| tokens.contains(id)).map(|(position, _)| position).collect())
 }
 
 /// Ids as an int64 array.

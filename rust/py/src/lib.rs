@@ -30,6 +30,8 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::arrays::positions_of;
+    #[pymodule_export]
     use crate::columns::{PyColumns, collate};
     #[pymodule_export]
     use crate::reply::{PyChoice, read_completions};

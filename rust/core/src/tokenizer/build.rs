@@ -1,6 +1,7 @@
 //! Building a tokenizer from its file.
 
 use once_cell::race::OnceBox;
+use rustc_hash::FxHashSet;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
@@ -32,8 +33,10 @@ impl Tokenizer {
         let (normalized, raw): (Vec<_>, Vec<_>) =
             loaded.added.iter().cloned().partition(|token| token.normalized);
         let hard = hard_tokens(&raw);
-        let hard_ids =
+        let hard_ids: FxHashSet<u32> =
             raw.iter().zip(&hard).filter(|(_, hard)| **hard).map(|(token, _)| token.id).collect();
+        let lowest = hard_ids.iter().min().copied().unwrap_or(u32::MAX);
+        let hard_range = lowest..=hard_ids.iter().max().copied().unwrap_or(0);
         let raw_patterns: Vec<String> = raw.iter().map(|token| token.content.clone()).collect();
         let normalizers = normalizers(&loaded.normalizer)?;
         let pre_tokenizers = pre_tokenizers(&loaded.pre_tokenizer)?;
@@ -71,6 +74,7 @@ impl Tokenizer {
             pipeline: Pipeline { normalizers, pre_tokenizers, model: loaded.model },
             hard,
             hard_ids,
+            hard_range,
             control,
             mintable,
             unk_id,

@@ -12,16 +12,11 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::UnknownId`] for an id outside the vocabulary.
     pub fn decode_bytes(&self, ids: &[u32]) -> Result<Vec<u8>> {
-        let table = self.byte_table();
-        let mut bytes = Vec::with_capacity(ids.len() * 4);
-        for (position, &id) in ids.iter().enumerate() {
-            bytes.extend_from_slice(table.get(id).ok_or(Error::UnknownId {
-                position,
-                id: id.into(),
-                vocab_size: self.vocab_size,
-            })?);
-        }
-        Ok(bytes)
+        self.byte_table().joined(ids).map_err(|position| self.unknown_id(ids, position))
+    }
+
+    fn unknown_id(&self, ids: &[u32], position: usize) -> Error {
+        Error::UnknownId { position, id: ids[position].into(), vocab_size: self.vocab_size }
     }
 
     /// Refuses ids that the tokenizer does not have.
@@ -32,11 +27,7 @@ impl Tokenizer {
         let table = self.byte_table();
         match ids.iter().position(|&id| table.get(id).is_none()) {
             None => Ok(()),
-            Some(position) => Err(Error::UnknownId {
-                position,
-                id: ids[position].into(),
-                vocab_size: self.vocab_size,
-            }),
+            Some(position) => Err(self.unknown_id(ids, position)),
         }
     }
 
