@@ -21,6 +21,7 @@ __all__ = [
     "Turn",
     "__version__",
     "collate",
+    "positions_of",
     "read_completions",
     "stitch",
 ]
