@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"its packages are in {where}"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+# Not for the session: other tests need the real HOME, for example rustup, when they build a wheel.
+@pytest.fixture(scope="module", autouse=True)
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Caches, traces and telemetry stay in a folder of the test."""
     with pytest.MonkeyPatch.context() as patch:
