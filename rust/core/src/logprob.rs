@@ -14,7 +14,7 @@ pub(crate) fn check<T: Copy + Into<i64>>(
     if ids.len() != logprobs.len() {
         return Err(Error::LogprobCount { sample, ids: ids.len(), logprobs: logprobs.len() });
     }
-    // Usually all are possible, and a loop without an early end compares eight at once.
+    // Usually all are possible, and a loop without an early end is faster than the one below.
     if logprobs.iter().fold(true, |all, &logprob| all & is_possible(logprob)) {
         return Ok(());
     }

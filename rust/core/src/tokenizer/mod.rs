@@ -50,8 +50,9 @@ pub struct Tokenizer {
     /// For each token of `raw`: hard or not.
     hard: Vec<bool>,
     hard_ids: FxHashSet<u32>,
-    /// The lowest and the highest of `hard_ids`, which most vocabularies have at one end. A look at
-    /// both takes a tenth of the time of a look into the set, and rules out nearly all other ids.
+    /// The lowest and the highest of `hard_ids`. Most vocabularies have them at one end, so the two
+    /// rule out nearly all other ids without a look into the set: a third of the time of
+    /// `Trajectory::append_sampled` for 273 ids was spent on such looks.
     hard_range: RangeInclusive<u32>,
     control: FxHashMap<u32, String>,
     mintable: Mintable,
