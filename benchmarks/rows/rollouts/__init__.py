@@ -45,7 +45,10 @@ def measure(workbench: Workbench) -> Row:
             "`trl_env.environment`, which has only type aliases in the syntax of 3.12.",
             f"trl-env plays one rollout after the other on one thread, and so does “{LOOP}”, "
             "without deadlines, retries or concurrency. abut's engine has all three, which is the "
-            "difference between the two.",
+            "difference between the two. Of 198 µs per turn, a thread for each environment takes "
+            "53 µs, and deadlines, slots and versions of weights 1 µs; without all of these the "
+            "engine would be 6 times as fast as trl-env's loop (868 µs), the plain loop (91 µs) "
+            "is 9.5 times as fast (medians of 4 runs that took turns).",
             "trl-env's loop is shorter than TRL's: it encodes the reply between two fixed strings, "
             "instead of rendering a chat template, splits a sample at one fixed string, instead of "
             "parsing tool calls, and extends lists. So abut must be 20 times as fast as TRL's, "
