@@ -109,8 +109,8 @@ def _timed(
         names = names[::-1] if number % 2 else names
         return {name: calling(sides[name]) for name in names}, check
 
-    # Without a twin, the side that comes after `tokenizers` and its threads takes a quarter longer,
-    # and in every second round that is `encode_batch`, but never the calls one at a time.
+    # Without a twin, the side that comes after `tokenizers` and its threads takes 30 % longer. In
+    # every second round that is `encode_batch`, and it is never the calls with one text at a time.
     taken = interleave(prepare, rounds, twin=prepare if calls > 1 else None)
     return {
         name: [seconds / calls for seconds in values]

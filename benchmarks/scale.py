@@ -23,10 +23,10 @@ class Scale:
     kind_bytes: int = 400_000
     kind_rounds: int = 6
     batch_many: tuple[int, int, int] = (200, 4_000, 6)
-    """Texts per call, the bytes of each, and rounds."""
+    """Texts per call, the bytes of each, and rounds, which are even as for `loop_rounds`."""
     batch_short: tuple[int, int, int] = (1_000, 200, 6)
     batch_few: tuple[int, int, int] = (4, 500, 16)
-    """Many rounds, because one disturbed call changes the median of six by a fifth."""
+    """Many rounds, because one disturbed call changed the median of five by a fifth."""
     lengths: tuple[int, ...] = (1_000, 4_000, 10_000, 30_000, 60_000, 120_000)
     """Tokens of the conversations to which a reply is appended."""
     conversations: int = 5

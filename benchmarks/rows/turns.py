@@ -45,12 +45,12 @@ def measure(workbench: Workbench) -> Row:
             "Python 3.11). A turn makes 185 to 205 calls of Python functions, resumed coroutines "
             "included.",
             "Each synchronous environment has a thread of its own, so that one that is slow or "
-            "hangs delays no other. This is most of what abut's turn takes longer than the loop's. "
-            "Without delays a turn takes 135 µs. With one thread for all environments it would "
-            "take 87 µs; with their calls on the engine's own loop 79 µs; and then without "
-            "deadlines, slots and versions of weights 76 µs. The loop takes 79 µs (medians of 7 "
-            "runs that took turns; each variant replaced these functions of the engine, and its "
-            "rows were the same).",
+            "hangs delays no other. Without delays, these threads are the difference between "
+            "abut's turn (135 µs) and the loop's (79 µs): with one thread for all environments a "
+            "turn takes 87 µs, and with their calls on the engine's own loop 79 µs. Deadlines, "
+            "slots and versions of weights take less than the runs differ: without them it is 76 "
+            "µs (medians of 7 runs that took turns, with these functions of the engine replaced; "
+            "the rows were the same).",
         ],
     )
     at_once = Crowd("synchronous", scale.turns_rollouts, scale.turns_turns, 0.0)
