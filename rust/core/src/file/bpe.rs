@@ -68,10 +68,17 @@ impl Bpe {
 
     /// The model of `tokenizers`.
     pub fn whole(&self) -> BPE {
-        self.with_entries(|_| true)
+        built(self.with_entries(|_| true))
     }
 
-    /// The model of `tokenizers` without entries that no part of `text` spells. It writes each part of
+    /// The model of `tokenizers` to compare with: without a cache, because `tokenizers` keeps the
+    /// words that a model has written until the thread ends, also when the model is gone. That was
+    /// 100 kB for every tokenizer loaded.
+    pub fn whole_uncached(&self) -> BPE {
+        built(self.with_entries(|_| true).cache_capacity(0))
+    }
+
+    /// [`Self::whole_uncached`] without entries that no part of `text` spells. It writes each part of
     /// `text` as the whole model does, because every token that merges there spells a part of `text`.
     /// Unknown tokens and bytes do not, so they are kept with all entries that hold them. Only where
     /// the model drops characters, because it has neither them nor a substitute, other characters may
@@ -79,14 +86,15 @@ impl Bpe {
     pub fn narrowed(&self, text: &str) -> BPE {
         let runs = Runs::of(text);
         let unknown = self.unk_token.as_deref();
-        self.with_entries(|entry| {
+        let builder = self.with_entries(|entry| {
             runs.may_hold(entry)
                 || (self.byte_fallback && entry.contains("<0x"))
                 || unknown.is_some_and(|unknown| entry.contains(unknown))
-        })
+        });
+        built(builder.cache_capacity(0))
     }
 
-    fn with_entries(&self, keep: impl Fn(&str) -> bool) -> BPE {
+    fn with_entries(&self, keep: impl Fn(&str) -> bool) -> BpeBuilder {
         let kept = self.entries.iter().filter(|(text, _)| keep(text));
         let vocab: HfVocab = kept.map(|(text, id)| (text.to_owned(), id)).collect();
         let text = |id: u32| self.entries.text_of(id).expect("merges are of entries");
@@ -109,8 +117,12 @@ impl Bpe {
         if let Some(suffix) = &self.end_of_word_suffix {
             builder = builder.end_of_word_suffix(suffix.clone());
         }
-        builder.build().expect("merges are of entries")
+        builder
     }
+}
+
+fn built(builder: BpeBuilder) -> BPE {
+    builder.build().expect("merges are of entries")
 }
 
 /// `None` where an entry stands twice or a merge is of something that is no entry.

@@ -61,6 +61,12 @@ impl Model {
         self.parts().map(|bpe| Self::read(ModelWrapper::BPE(bpe.narrowed(text)), None))
     }
 
+    /// One that writes all text as this one does and leaves nothing behind; `None` where this one
+    /// cannot be made again.
+    pub fn uncached(&self) -> Option<Self> {
+        self.parts().map(|bpe| Self::read(ModelWrapper::BPE(bpe.whole_uncached()), None))
+    }
+
     /// Its type, as files name it.
     pub fn kind(&self) -> &'static str {
         match self.parts {

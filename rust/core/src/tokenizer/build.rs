@@ -12,7 +12,7 @@ use crate::added_tokens::{Cutter, hard_tokens};
 use crate::anchor::{Anchors, Reach};
 use crate::encode::{Edge, Fast, Pipeline, normalizers, pre_tokenizers};
 use crate::error::{Error, Result};
-use crate::file::{AddedToken, Overrides, caught, guarded, load, unreadable};
+use crate::file::{AddedToken, Model, Overrides, caught, guarded, load, unreadable};
 use crate::parts::{Joined, Part};
 
 impl Tokenizer {
@@ -88,42 +88,49 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Leaves all text to the general encoder where the other one differs from it.
+    /// Leaves all text to the general encoder where the fast one differs from it.
     pub(super) fn compare_encoders(&mut self) -> Result<()> {
-        let Some(fast) = self.fast.take() else { return Ok(()) };
+        let Some(fast) = &self.fast else { return Ok(()) };
         let text = fast.probe();
+        self.profile.encoder = "fast";
         // Scaffold may become anything, so there is always a way to write it.
         let probe = Joined::new([Part::scaffold(&text)]);
         // Making the whole model of `tokenizers` takes three times as long as all else here, so the
         // first comparison is with a model that knows only the entries that the probe can spell.
-        let narrowed = self.as_the_model_sees(&text);
-        let narrowed = narrowed.and_then(|seen| self.pipeline.model.narrowed(&seen));
-        let expected = narrowed.map(|narrowed| {
-            let whole = std::mem::replace(&mut self.pipeline.model, narrowed);
-            let expected = self.encode_joined(&probe, Edge::Start);
-            self.pipeline.model = whole;
-            expected
-        });
-        self.fast = Some(fast);
-        let ids = self.encode_joined(&probe, Edge::Start)?.ids;
-        self.profile.encoder = "fast";
-        if expected.is_some_and(|expected| expected.is_ok_and(|expected| expected.ids == ids)) {
+        let seen = self.as_the_model_sees(&text);
+        let narrowed = seen.and_then(|seen| self.pipeline.model.narrowed(&seen));
+        let written = narrowed.map(|narrowed| self.written_by_both(Some(narrowed), &probe));
+        if written.is_some_and(|written| written.is_ok_and(|[fast, general]| fast == general)) {
             return Ok(());
         }
         // They differ, or there is no smaller model: the whole one decides.
-        let fast = self.fast.take();
-        let expected = self.encode_joined(&probe, Edge::Start)?.ids;
+        let whole = self.pipeline.model.uncached();
+        let [ids, expected] = self.written_by_both(whole, &probe)?;
         if ids == expected {
-            self.fast = fast;
             return Ok(());
         }
+        self.fast = None;
+        self.profile.encoder = "hf";
         let first = ids.iter().zip(&expected).take_while(|(a, b)| a == b).count();
         let spelled = self.decode_bytes(&expected[first..expected.len().min(first + 3)])?;
         self.profile.demoted_because =
             Some(format!("it differs from tokenizers at {:?}", String::from_utf8_lossy(&spelled)));
-        self.profile.encoder = "hf";
         self.pipeline.model.forget_parts();
         Ok(())
+    }
+
+    /// The text as the fast encoder writes it and as the general one does, which both use `model`,
+    /// or the tokenizer's own.
+    fn written_by_both(&mut self, model: Option<Model>, text: &Joined) -> Result<[Vec<u32>; 2]> {
+        let own = model.map(|model| std::mem::replace(&mut self.pipeline.model, model));
+        let by_fast = self.encode_joined(text, Edge::Start);
+        let fast = self.fast.take();
+        let by_general = self.encode_joined(text, Edge::Start);
+        self.fast = fast;
+        if let Some(own) = own {
+            self.pipeline.model = own;
+        }
+        Ok([by_fast?.ids, by_general?.ids])
     }
 
     /// A text that begins the conversation as the model sees it, before it is cut into words.
