@@ -413,7 +413,7 @@ def test_a_reply_that_cannot_travel_is_the_failure_of_its_environment(
 
 def test_what_cannot_be_lent_is_refused_before_anything_starts() -> None:
     lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"cannot send locked to an actor: .*lock.*\nhint: make"):
+    with pytest.raises(TypeError, match=r"cannot send locked to an actor: .*lock.*\nhint: create"):
         RayPool(_locked(lock), size=1)
     with pytest.raises(TypeError, match="one environment object"):
         RayPool(Far(), size=1)  # type: ignore[arg-type]
