@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 from safetensors.torch import save_file
 
 from abut import Tokenizer
