@@ -66,6 +66,9 @@ def deepspeed_on_cpus() -> None:
     # An extension for ranks of one machine, which each rank would compile; gloo does without.
     comm: Any = importlib.import_module("deepspeed.comm.torch")
     comm.build_shm_op = lambda: None
+    # ZeRO-3 refuses float64 on a CPU that computes in float16, and takes it on others.
+    accelerator: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    accelerator.is_fp16_supported = lambda: False
     made = AcceleratorState.__init__
 
     def with_deepspeed(self: Any, *args: Any, deepspeed_plugin: Any = None, **named: Any) -> None:
