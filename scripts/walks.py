@@ -13,8 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import abut
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "python" / "abut"
+PACKAGE = Path(abut.__file__).parent
 PAGE = ROOT / "docs" / "background" / "architecture.md"
 BEGIN, END = "<!-- begin walks -->\n", "<!-- end walks -->\n"
 BY_CHANCE = {"gateway/play/played_agent.py"}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.kit.checkout import ROOT
+from tests.kit.checkout import IMPORT_PATH, ROOT
 
 pytest.importorskip("transformers")
 
@@ -27,10 +27,9 @@ print(files(walked[-1]) == page, walked[-1])
 
 def test_the_page_has_the_walks() -> None:
     # In a process of its own: threads that other tests left in the cache are not profiled.
-    path = os.pathsep.join([str(ROOT), str(ROOT / "python")])
     done = subprocess.run(
         [sys.executable, "-c", CODE],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         cwd=ROOT,
         capture_output=True,
         text=True,

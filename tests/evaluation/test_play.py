@@ -328,6 +328,7 @@ def test_too_many_failures_raise_and_fewer_are_among_the_rollouts() -> None:
 
 def test_scripted_replies_play_an_environment_that_shows_images() -> None:
     pytest.importorskip("PIL")
+    pytest.importorskip("torch")
     from tests.kit.training.vision import qwen3_vl
 
     shown = abut.Image.of(np.zeros((4, 4, 3), np.uint8))

@@ -392,6 +392,7 @@ def test_the_first_batch_looks_too(stage: Any, tmp_path: Path) -> None:
 
 def test_a_probe_is_in_no_group_of_training(stage: Any, address: str, tmp_path: Path) -> None:
     """Servers that score a whole group would compare what the probe said with its rollouts."""
+    pytest.importorskip("datasets")
     row = {"responses_create_params": {"input": "hi"}}
     path = rows(tmp_path / "rows.jsonl", row)
     gateway = Gateway(key=KEY)

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from abut._native import __version__
 from abut.cli import check, demo, doctor, evaluate, gateway, records
@@ -19,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{message}\n")
         return 2
     args = _parser().parse_args(argv)
-    if argv is None and args.command == "check":
-        _leave_torch_out()
+    if argv is None:
+        _quiet_transformers(torch_is_needed=args.command != "check")
     try:
         status = int(args.run(args) or 0)
         sys.stdout.flush()
@@ -36,13 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _leave_torch_out() -> None:
-    """Keep transformers from importing torch in this process, for commands that do not need it.
+def _quiet_transformers(*, torch_is_needed: bool) -> None:
+    """Keep transformers from importing torch for nothing, and from warning that it is missing.
 
-    Reading a tokenizer takes a fraction of the time that torch takes to load.
+    Reading a tokenizer takes a fraction of the time that torch takes to load. A command that does
+    need torch has an error of its own.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    if not torch_is_needed:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    if find_spec("torch") is None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _parser() -> argparse.ArgumentParser:

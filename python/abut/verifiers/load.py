@@ -103,12 +103,13 @@ def require_verifiers() -> str:
         MissingExtraError: a package is missing, or is installed in a version that excludes
             verifiers.
     """
+    installed = require_extra("verifiers")
     for package in ("aiohttp", "datasets"):
         if find_spec(package) is None:
             raise MissingExtraError(
                 f"abut.verifiers needs {package}: pip install 'abut[verifiers]'"
             )
-    return require_extra("verifiers")
+    return installed
 
 
 def _is_v1(id_or_env: Any, installed: str) -> bool:
