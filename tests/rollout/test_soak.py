@@ -289,6 +289,10 @@ def test_a_day_of_training(caplog: Any, capsys: Any) -> None:
             if number % max(1, STEPS // 100) == 0:
                 gc.collect()
                 resident.append(resident_bytes())
+            if STEPS >= STEPS_TO_COMPARE and number % (STEPS // 10) == 0:
+                with capsys.disabled():
+                    passed = time.monotonic() - began
+                    print(f"step {number} of {STEPS} after {passed:.0f} s", flush=True)
     finally:
         gc.unfreeze()
         day.gateway.stop()
