@@ -33,8 +33,9 @@ def a_cluster(*, nodes: int) -> Iterator[Any]:
     paths = [IMPORT_PATH, os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    # `Cluster` writes its address there, and only a head without `temp_dir` makes the folder.
-    os.makedirs("/tmp/ray", exist_ok=True)
+    # `Cluster` writes its address into Ray's default folder, which only a head that has no
+    # `temp_dir` makes.
+    os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
