@@ -224,9 +224,20 @@ print("ends", flush=True)
 """
 
 
+REFUSES_THREADS = sys.version_info[:3] in ((3, 12, 0), (3, 12, 1))
+"""These versions start no thread once the main thread has ended (CPython's issue 113964)."""
+
+
 def test_an_agent_is_closed_when_the_process_ends() -> None:
     """While threads can still be started: `close` may use them."""
     script = [sys.executable, "-c", SCRIPT]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("ends\nclosed on a thread\n", "")
+    if REFUSES_THREADS:
+        assert ended.stdout == "ends\n"
+        assert ended.stderr == (
+            "agents were not closed: can't create new thread at interpreter shutdown\n"
+            "hint: stop the gateway before the program ends\n"
+        )
+    else:
+        assert (ended.stdout, ended.stderr) == ("ends\nclosed on a thread\n", "")
     assert ended.returncode == 0

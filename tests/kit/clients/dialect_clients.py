@@ -14,10 +14,11 @@ from abut.gateway.server.gateway import Gateway
 
 
 def send(url: str, key: str, body: Any, **headers: str) -> tuple[int, Any]:
-    """Send a body; returns status and JSON, or the events of a stream."""
+    """Send a body, bytes as they are; returns status and JSON, or the events of a stream."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json", **(headers or {"x-api-key": key})}
     try:
-        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=60) as reply:
+        with urlopen(Request(url, data, headers), timeout=60) as reply:
             said = reply.read().decode()
             if reply.headers.get_content_type() != "text/event-stream":
                 return reply.status, json.loads(said)

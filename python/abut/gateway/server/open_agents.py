@@ -89,10 +89,19 @@ def _close_all() -> None:
     `atexit` is too late: by then Python refuses new threads, and its thread pools, which
     `asyncio.to_thread` uses, take no more calls. So this uses the thread pools' own hook. Hooks run
     in reverse order of registration, so their module is imported above.
+
+    Python 3.12.0 and 3.12.1 refuse threads even there, which 3.12.2 corrected. An error here would
+    keep the thread pools from being closed.
     """
     for open_, process in list(_OPEN.items()):
         if process == os.getpid():
-            open_.close()
+            try:
+                open_.close()
+            except RuntimeError as error:
+                logger.warning(
+                    "agents were not closed: %s\nhint: stop the gateway before the program ends",
+                    error,
+                )
 
 
 _at_exit: Callable[[Callable[[], None]], object] = getattr(
