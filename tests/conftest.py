@@ -1,5 +1,6 @@
 """Fixtures for rollouts: the demo's tokenizer, Qwen3's, and a stage to play on."""
 
+import gc
 import os
 import shutil
 import signal
@@ -29,6 +30,21 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 # A job in a shell's background ignores Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage during the imports: 5 to 10 of their 28 seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the million objects of the imports out of later collections.
+
+    A test that calls `gc.collect` twenty times took 35 seconds with them, and takes 3 without.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -239,7 +239,7 @@ def test_a_real_judge_scores_with_the_policy(
         )
         refuses = NemoGym(servers.head_url)
         refuses.dataset(servers.file(name), agent=agent)
-        with pytest.raises(Exception, match=f"resources server {name} asks policy_model"):
+        with pytest.raises(Exception, match=f"resources server {name} calls policy_model"):
             play_agents(stage, refuses, gateway=gateway, columns=columns[:1])
     assert [rollout.reward for rollout in played.rollouts] == [1.0, 0.0]
     for rollout in played.rollouts:
