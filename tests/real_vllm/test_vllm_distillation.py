@@ -129,7 +129,7 @@ def test_it_is_killed_and_restarted_and_training_goes_on(
                 assert eventually(lambda: not second.healthy())
                 second.start()
 
-    # With more, all samples may have their scores before the server is killed.
+    # With a larger staleness, all samples may have their scores before the server is killed.
     ours = run(VllmTeacher(second.url), callbacks=[Kill()], max_steps=8, max_staleness=1)
     ours.trainer.train()
     assert ours.trainer.state.global_step == 8
