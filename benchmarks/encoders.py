@@ -4,6 +4,7 @@ Invariant: all sides are made from the same file, and a side returns token ids w
 tokens around them. If a peer cannot read a file, the page prints the reason.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Collection
@@ -127,6 +128,18 @@ SHAPES = (
     Shape("Mistral SentencePiece", "mistral_v3", "mistralai/Mistral-7B-Instruct-v0.3"),
 )
 """The shapes besides the tokenizer of the other rows, which is Qwen3's by default."""
+
+
+_copies = itertools.count(1)
+
+
+def new_tokenizer(file: Path) -> Tokenizer:
+    """Return abut's tokenizer of a file, without the words that another row or side has encoded.
+
+    As long as a tokenizer exists, abut returns it again for the same text of a file, with the words
+    that it remembers. So the text gets spaces at its end, a different number each time.
+    """
+    return Tokenizer.from_str(file.read_text(encoding="utf-8") + " " * next(_copies))
 
 
 def peers_of(

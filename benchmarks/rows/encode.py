@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from abut import Tokenizer
 from benchmarks.encoders import (
     ABUT,
     FAST,
@@ -15,6 +14,7 @@ from benchmarks.encoders import (
     TIKTOKEN,
     TOKENIZERS,
     Encode,
+    new_tokenizer,
     peers_of,
 )
 from benchmarks.figures import ResultsDiffer, Row, require_same
@@ -110,7 +110,7 @@ def _by_one_tokenizer(
     file: Path,
 ) -> None:
     """Add the cases of one tokenizer.json; their names end in `suffix`."""
-    tokenizer = Tokenizer.from_file(file)
+    tokenizer = new_tokenizer(file)
     oracle = workbench.peer("tokenizers").Tokenizer.from_file(str(file))
 
     def by_tokenizers(text: str) -> Any:

@@ -3,8 +3,7 @@
 from itertools import product
 from typing import Any
 
-from abut import Tokenizer
-from benchmarks.encoders import ABUT, GIGATOKEN, TOKENIZERS, Encode, peers_of
+from benchmarks.encoders import ABUT, GIGATOKEN, TOKENIZERS, Encode, new_tokenizer, peers_of
 from benchmarks.figures import ResultsDiffer, Row, require_same
 from benchmarks.kinds import KINDS, text_of
 from benchmarks.timing import Check, Sides, interleave
@@ -56,7 +55,7 @@ def _timed(
 ) -> dict[str, dict[str, list[float]]]:
     """Return the times of a kind by case and side."""
     file = workbench.tokenizer_json
-    tokenizer = Tokenizer.from_file(file)
+    tokenizer = new_tokenizer(file)
     peers, missing = peers_of(workbench, file, tokenizer, [GIGATOKEN])
     row.missing |= missing
     sides: dict[str, Encode] = {ABUT: tokenizer.encode, **peers}
