@@ -12,7 +12,7 @@ import pytest
 from abut._native import Tokenizer
 from abut.demo.model import ASSETS
 from benchmarks import batching, encoders
-from benchmarks.encoders import ABUT, GIGATOKEN, SHAPES, TIKTOKEN, TOKENIZERS, Shape
+from benchmarks.encoders import ABUT, GIGATOKEN, SHAPES, TIKTOKEN, TOKENIZERS, Shape, new_tokenizer
 from benchmarks.figures import Row
 from benchmarks.kinds import KINDS, text_of
 from benchmarks.peers import PeerMissing
@@ -142,6 +142,13 @@ def test_a_pattern_on_another_vocabulary_is_encoded_by_the_fast_encoder(tmp_path
     words.write_text(word_level(vocab="abc"))
     with pytest.raises(PeerMissing, match="is not a byte-level BPE tokenizer"):
         SHAPES[0].on_vocabulary_of(words, tmp_path)
+
+
+def test_a_new_tokenizer_knows_no_words_of_another() -> None:
+    shared, first, second = Tokenizer.from_file(FILE), new_tokenizer(FILE), new_tokenizer(FILE)
+    assert Tokenizer.from_file(FILE) is shared
+    assert len({id(tokenizer) for tokenizer in (shared, first, second)}) == 3
+    assert first.encode("the words").tolist() == shared.encode("the words").tolist()
 
 
 # ---- who is compared
@@ -317,7 +324,7 @@ def test_a_batch_that_differs_from_tokenizers_is_said_by_the_process_that_measur
     file = tmp_path / "tokenizer.json"
     file.write_text(word_level(vocab="".join(map(chr, range(32, 127)))))
     wrong = Tokenizer.from_str(word_level(vocab="zyx"))
-    monkeypatch.setattr(batching, "Tokenizer", types.SimpleNamespace(from_file=lambda _: wrong))
+    monkeypatch.setattr(batching, "new_tokenizer", lambda _: wrong)
     batching.main(
         {
             "file": str(file),
