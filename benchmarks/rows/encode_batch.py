@@ -26,11 +26,10 @@ def measure(workbench: Workbench) -> Row:
             "Mixed text, new in every round. All sides may use all cores, except for abut's calls "
             "with one text at a time, which use one. Calls that take microseconds are repeated "
             "100 times per measurement.",
-            "abut's two sides have a tokenizer each: a tokenizer remembers words, so with one for "
-            "both, the second side found those of the first, and took half the time.",
-            "Two cores are not twice as fast as one: on an Intel Xeon, two processes that encoded "
-            "half of the texts each, with a tokenizer each, took the time of one process divided "
-            "by 1.6 to 1.8 (200 texts of 4,000 bytes), and by 1.3 to 1.9 (1,000 of 200 bytes).",
+            "abut's two sides have a tokenizer each, because a tokenizer remembers words.",
+            "Two cores are not twice as fast as one. On an Intel Xeon, two processes that encoded "
+            "half of the texts each were 1.6 to 1.8 times as fast as one process (200 x 4,000 "
+            "bytes), and 1.3 to 1.9 times (1,000 x 200 bytes).",
         ],
     )
     plan = {

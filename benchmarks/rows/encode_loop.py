@@ -35,13 +35,14 @@ def measure(workbench: Workbench) -> Row:
             "(evicted caches).",
             "The texts have the same number of characters each; their bytes are a mean.",
             "abut returns int64 arrays and gigatoken uint32 arrays, so abut's result touches twice "
-            "as much new memory. Code that is seen for the first time takes both about equally "
-            "long, and the ratio of two runs differs by up to a fifth. Over 48 rounds, gigatoken ÷ "
-            "abut was 0.98 to 1.03 for 128,000 bytes on an AMD EPYC (the medians of the four "
-            "patterns; half of the rounds were between 0.85 and 1.14). On an Intel Xeon it was "
-            "0.97 to 1.18 for all sizes, below 1 only with Tekken's pattern. With an allocator "
-            "that keeps its memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ set to 1 "
-            "GB) the medians of 32 rounds on the EPYC were 1.03 to 1.07.",
+            "as much new memory. For code that is seen for the first time, the two are about "
+            "equally fast, and their ratio differs by up to a fifth from run to run. Over 48 "
+            "rounds, gigatoken ÷ abut was 0.98 to 1.03 for 128,000 bytes on an AMD EPYC (the "
+            "medians of the four patterns; half of the rounds were between 0.85 and 1.14). On an "
+            "Intel Xeon it was 0.97 to 1.18 for all sizes, below 1 only with Tekken's pattern. "
+            "With an allocator that keeps its memory (MALLOC_TRIM_THRESHOLD_ and "
+            "MALLOC_MMAP_THRESHOLD_ set to 1 GB) the medians of 32 rounds on the EPYC were 1.03 "
+            "to 1.07.",
         ],
     )
     waste = np.zeros(scale.eviction_bytes, np.uint8)

@@ -51,9 +51,10 @@ def measure(workbench: Workbench) -> Row:
             "slots and versions of weights take less than the runs differ: without them it is 76 "
             "µs (medians of 7 runs that took turns, with these functions of the engine replaced; "
             "the rows were the same).",
-            "All rollouts of a batch share one interpreter. On an Intel Xeon a turn of the 10,240 "
-            "rollouts takes 375 µs of CPU time, so their 204,800 turns take 77 s, longer than the "
-            "slowest rollout (74 s). There the batch takes 1.3 to 1.4 times as long as it.",
+            "All rollouts of a batch share one interpreter. On an Intel Xeon, the 204,800 turns of "
+            "the 10,240 rollouts needed 68 to 80 s of CPU time (four runs), about as long as the "
+            "slowest rollout takes (74 s). Turns come unevenly, so the batch took 1.3 to 1.4 times "
+            "as long as that rollout.",
         ],
     )
     at_once = Crowd("synchronous", scale.turns_rollouts, scale.turns_turns, 0.0)
