@@ -33,13 +33,13 @@ VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
 setup: $(VENV)/deps.stamp
 
-build: $(VENV)/build.stamp
+build: $(VENV)/build.stamp $(VENV)/deps.stamp
 
-$(VENV)/build.stamp: $(VENV)/deps.stamp $(RUST)
+# Building needs only maturin, so it does not wait until the other packages are downloaded.
+$(VENV)/build.stamp: $(VENV)/maturin.stamp pyproject.toml $(RUST)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
-# Both languages are checked independently: with `make --jobs=2`, Rust compiles while pip installs.
 check: check-rust check-python docs
 
 check-rust:
@@ -202,11 +202,16 @@ CLEAR = --clear
 	$(INSTALL)
 	touch $@
 
-$(VENV)/deps.stamp: pyproject.toml constraints.txt
 # Not cleared, because CI has already installed torch there.
-$(VENV)/deps.stamp: CLEAR =
-$(VENV)/deps.stamp: INSTALL = $(BIN)/python scripts/install_requirements.py --constraint constraints.txt \
-	trl vllm openenv dev
+$(VENV)/maturin.stamp: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt maturin uv
+	touch $@
+
+$(VENV)/deps.stamp: pyproject.toml $(VENV)/maturin.stamp
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--constraint constraints.txt --requirement pyproject.toml --extra trl --extra vllm --extra openenv --extra dev
+	touch $@
 
 # vLLM pins its own versions of torch and transformers.
 .venv-vllm/deps.stamp: tests/real_vllm/requirements.txt tests/real_vllm/override.txt

@@ -40,9 +40,9 @@ def test_the_data_of_the_folder_is_named_to_make(tmp_path: Path) -> None:
     done = run(tmp_path, ABUT_DATA=str(data))
     lines = done.stdout.splitlines()
     assert lines[:7] == [f"{name} found: {data / part}" for name, part in PARTS.items()]
-    assert lines[7] == "make --jobs=2 check test"
+    assert lines[7] == "make --jobs=3 check test"
     assert {f"{name}={data / part}" for name, part in PARTS.items()} <= set(lines[8:])
-    assert run(tmp_path, "test-ray").stdout.count("make --jobs=2 test-ray") == 1
+    assert run(tmp_path, "test-ray").stdout.count("make --jobs=3 test-ray") == 1
 
 
 def test_a_folder_that_lacks_a_part_fails(tmp_path: Path) -> None:
