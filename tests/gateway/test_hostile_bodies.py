@@ -99,7 +99,6 @@ def least_time(run: Callable[[], Any], times: int) -> float:
     """The least processor time of some runs, in seconds."""
     taken = []
     for _ in range(times):
-        gc.collect()
         gc.disable()
         begun = time.process_time()
         run()
