@@ -29,6 +29,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run pytest with this plugin and no other one, in a process of its own."""
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
     words = [sys.executable, "-m", "pytest", *(["-p", "_abut_pytest"] if plugin else [])]
     return subprocess.run(
         [*words, "-p", "no:cacheprovider", *map(str, arguments)],

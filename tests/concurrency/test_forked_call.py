@@ -33,8 +33,8 @@ def rings() -> str:
         raise Rang
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.001)
     with suppress(Rang):
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
         signal.pause()
         return "went on"
     return "rang"

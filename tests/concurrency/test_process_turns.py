@@ -135,6 +135,27 @@ def test_a_call_that_was_given_up_holds_up_nothing_and_forks_no_more() -> None:
         one.result(WAIT_S)
 
 
+def test_the_next_waits_for_the_fork_of_a_call_that_was_given_up() -> None:
+    forks, goes_on = threading.Event(), threading.Event()
+
+    def stays() -> None:
+        if not forks.is_set():
+            forks.set()
+            assert goes_on.wait(WAIT_S)
+
+    os.register_at_fork(after_in_parent=stays)
+    turn, one = in_turn("given up while it forks", fork)
+    assert forks.wait(WAIT_S)
+    turn.end()
+    other, two = in_turn("has its turn", fork)
+    while other.holds is None:
+        goes_on.wait(0.001)
+    with pytest.raises(TimeoutError):
+        two.result(0.2)
+    goes_on.set()
+    assert (one.result(WAIT_S), two.result(WAIT_S)) == (0, 0)
+
+
 def test_a_waiting_call_that_is_given_up_ends() -> None:
     first = Inside(fork)
     _, one = in_turn("holds", first)

@@ -10,7 +10,7 @@ that start processes without forking (`subprocess` without `preexec_fn`) run con
 
 A call waits when it is about to fork, on its own thread, so its earlier work is not lost or
 repeated. From then on, calls of its kind wait before they begin. A call that was given up does not
-block others: its turn passes to the next call.
+block others: its turn passes to the next call, which waits only for a fork in progress.
 """
 
 import functools
@@ -159,6 +159,7 @@ class ProcessTurns:
         """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
         self._changed = threading.Condition()
+        self._forking = threading.Lock()
         self._waiting: deque[CallTurn] = deque()
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
@@ -262,8 +263,8 @@ class ProcessTurns:
 
     def _hook(self) -> None:
         self._is_hooked = True
-        # Not by their audit events, because filelock 3.32 has its own audit hook, which raises if
-        # another thread forks.
+        # Not by their audit events: filelock 3.32 and later have an audit hook of their own, which
+        # raises while another thread forks.
         for name in ("fork", "forkpty"):
             if hasattr(os, name):
                 setattr(os, name, self._waiting_first(getattr(os, name)))
@@ -300,7 +301,9 @@ class ProcessTurns:
         @functools.wraps(fork)
         def wait_and_fork() -> T:
             self.starts("fork")
-            return fork()
+            # Whoever forks now may have been given up, and another may have its turn already.
+            with self._forking:
+                return fork()
 
         return wait_and_fork
 
