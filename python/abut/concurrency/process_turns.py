@@ -159,7 +159,7 @@ class ProcessTurns:
         """Begin without holders; also in a forked child, which has only the forking thread."""
         self._is_child = is_child
         self._changed = threading.Condition()
-        self._forking = threading.Lock()
+        self._forking = threading.RLock()  # a signal handler may fork inside a fork
         self._waiting: deque[CallTurn] = deque()
         self._forker: CallTurn | None = None
         self._spawners: set[CallTurn] = set()
