@@ -16,7 +16,7 @@ SOAK_APPENDS ?= 50000000
 # process itself holds.
 SOAK := ABUT_SOAK=1 MALLOC_TRIM_THRESHOLD_=131072 MALLOC_MMAP_THRESHOLD_=131072
 # No recipe starts another make, and cargo would look for its job server.
-unexport MAKEFLAGS
+unexport MAKEFLAGS MFLAGS
 # The tests start hundreds of Python processes, and where this is set each compiles the sources again:
 # one of the benchmarks' took 5.8 instead of 4.8 seconds of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
