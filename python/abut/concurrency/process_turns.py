@@ -10,7 +10,7 @@ that start processes without forking (`subprocess` without `preexec_fn`) run con
 
 A call waits when it is about to fork, on its own thread, so its earlier work is not lost or
 repeated. From then on, calls of its kind wait before they begin. A call that was given up does not
-block others: its turn passes to the next call, which waits only for a fork in progress.
+block others: its turn passes to the next call. If it is just forking, that call waits for the fork.
 """
 
 import functools
@@ -301,7 +301,7 @@ class ProcessTurns:
         @functools.wraps(fork)
         def wait_and_fork() -> T:
             self.starts("fork")
-            # Whoever forks now may have been given up, and another may have its turn already.
+            # A call that is given up while it forks has already passed its turn on.
             with self._forking:
                 return fork()
 
