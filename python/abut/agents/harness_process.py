@@ -207,17 +207,18 @@ class HarnessProcess:
             for pipe, redactor in pipes.items():
                 selector.register(pipe, selectors.EVENT_READ, redactor)
             while not self._is_stopped.is_set():
-                if deadline is not None and time.monotonic() > deadline:
-                    return
-                # Checked before the pipes are read, so that all output before its exit is read. The
-                # end of the pipes is not awaited, because a grandchild may hold them open forever.
+                # Both are asked before the pipes are read, so that all output before its exit or
+                # before the end of its time is read. The end of the pipes is not awaited, because a
+                # grandchild may hold them open forever.
+                is_late = deadline is not None and time.monotonic() > deadline
                 status = process.poll()
-                for key, _ in selector.select(_POLL_S if status is None else 0):
+                is_over = is_late or status is not None
+                for key, _ in selector.select(0 if is_over else _POLL_S):
                     chunk = os.read(key.fd, _MOST_BYTES)
                     if not chunk:
                         selector.unregister(key.fileobj)
                     self._keep(key.data.add(chunk), key.fileobj is out)
-                if status is not None:
+                if is_over:
                     self.exit_status = status
                     return
 

@@ -1,5 +1,6 @@
 """What agents are tested on: a stage that plays them, a client, and the exact check of a tree."""
 
+import itertools
 import json
 import time
 import urllib.error
@@ -17,7 +18,7 @@ from abut.gateway.server.gateway import Gateway
 from abut.rollout.config import RolloutConfig
 from abut.rollout.rollout import Rollout
 from abut.samplers.sampler import VERSIONS, Sample, SampleRequest
-from tests.kit.stage.rollouts import Played, Recording, Stage
+from tests.kit.stage.rollouts import Played, Recording, Stage, eventually
 
 RUN = "run0"
 
@@ -154,10 +155,17 @@ class Client:
 
 
 def harness_time_is_over(patch: Any, holds: Callable[[], bool]) -> None:
-    """Let the `timeout_s` of harnesses be over as soon as something holds, whatever the clock."""
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + (10_000 if holds() else 0), sleep=time.sleep
-    )
+    """Let the `timeout_s` of a harness be over when something holds, whatever the clock.
+
+    The second look at the clock waits for it. Thus the time is over before any output is read,
+    which is the hardest moment.
+    """
+    looks = itertools.count()
+
+    def monotonic() -> float:
+        return time.monotonic() + (10_000 if next(looks) > 0 and eventually(holds) else 0)
+
+    clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
     patch.setattr("abut.agents.harness_process.time", clock)
 
 
