@@ -1,4 +1,4 @@
-"""Run a module of the benchmarks in its own process; the module prints one JSON value."""
+"""Modules of the benchmarks that run in their own processes."""
 
 import json
 import os
@@ -7,9 +7,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+PYTHON = [sys.executable]
+"""The command that starts Python. Tests set another one, which starts faster."""
+
+
+def command_of(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of `benchmarks`."""
+    return [*PYTHON, "-m", f"benchmarks.{module}", *arguments]
+
 
 def run_module(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
-    """Run a module of `benchmarks` with the same Python, and return the value that it printed.
+    """Run a module of `benchmarks`, and return the JSON value that is the last line of its output.
 
     Args:
         module: its name.
@@ -19,12 +27,11 @@ def run_module(module: str, *arguments: str, environment: Mapping[str, str] | No
     Raises:
         CalledProcessError: it failed; its output is on stderr.
     """
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     done = subprocess.run(
-        command,
+        command_of(module, *arguments),
         env=os.environ | dict(environment or {}),
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -18,6 +18,7 @@ import pytest
 
 import abut
 from tests.kit.checkout import EXAMPLES
+from tests.kit.forks import python
 
 UNDER_PYTEST = ["certify_tokenizer.py"]  # tests/test_pytest_plugin.py runs it
 ALONE = ["exact_tokens.py"]
@@ -44,9 +45,8 @@ TRAINING = [
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *map(str, command)]
     return subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+        python(*command), cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -240,50 +240,17 @@ def test_training_on_a_cluster_takes_what_its_file_says(monkeypatch: Any) -> Non
     assert set(script["rows_of"](given)["prompt"]) == {"Begin."}
 
 
-def assert_help(name: str, said: str) -> None:
-    told, _, rest = said.partition("\n\n")
+@pytest.mark.parametrize("name", [*ALONE, *TRAINING, *UNDER_PYTEST, *IN_FOLDERS])
+def test_help_is_printed_and_nothing_is_run(name: str, tmp_path: Path) -> None:
+    if name not in [*ALONE, *UNDER_PYTEST]:
+        pytest.importorskip("trl")
+    done = run(EXAMPLES / name, "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told, _, rest = done.stdout.partition("\n\n")
     assert told.startswith(f"usage: {name.rpartition('/')[2]} [-h]")
     assert source(name).partition('"""')[2].splitlines()[0] in rest
     assert "mean reward" not in rest.rpartition("options:")[2]
     assert "tokens are trained" not in rest
-
-
-@pytest.mark.parametrize("name", [*ALONE, *UNDER_PYTEST])
-def test_help_is_printed_and_nothing_is_run(name: str, tmp_path: Path) -> None:
-    done = run(EXAMPLES / name, "--help", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert_help(name, done.stdout)
-    assert not list(tmp_path.iterdir())
-
-
-# Importing TRL takes ten seconds of CPU time: one process imports it, and forks for each example.
-FORKS = """
-import os, runpy, sys
-
-from trl import GRPOTrainer
-
-for example in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        sys.argv, sys.path[0] = [example, "--help"], os.path.dirname(example)
-        try:
-            runpy.run_path(example, run_name="__main__")
-        except SystemExit as ended:
-            sys.stdout.flush()
-            os._exit(ended.code)  # at once, because tidying up takes three seconds
-    if os.waitpid(child, 0)[1] != 0:
-        sys.exit(f"{example} failed")
-    print(end="\\0", flush=True)
-"""
-
-
-def test_examples_that_train_print_their_help_and_run_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    names = [*TRAINING, *IN_FOLDERS]
-    done = run("-c", FORKS, *(EXAMPLES / name for name in names), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for name, said in zip(names, done.stdout.split("\0")[:-1], strict=True):
-        assert_help(name, said)
     assert not list(tmp_path.iterdir())
 
 
@@ -343,7 +310,9 @@ def test_exact_tokens_needs_numpy_alone(tmp_path: Path) -> None:
         f"runpy.run_path({str(EXAMPLES / 'exact_tokens.py')!r}, run_name='__main__'); "
         "print(*sorted({'numpy', 'torch', 'transformers', 'trl', 'tokenizers'} & {*sys.modules}))"
     )
-    done = run("-c", code, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "numpy"
 

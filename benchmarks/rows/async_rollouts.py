@@ -5,14 +5,12 @@ environment's tool takes time; both workers deliver the same number of rows. The
 compared first. The fuller the slots, the more tokens the policy samples per second.
 """
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.figures import Row, require_same
+from benchmarks.own_process import run_module
 from benchmarks.workbench import Workbench
 
 ABUT, TRL = "abut", "TRL AsyncRolloutWorker"
@@ -61,8 +59,6 @@ def measure(workbench: Workbench) -> Row:
 
 
 def _played(workbench: Workbench, side: str) -> Mapping[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.stream_worker", side, str(workbench.folder)]
     quick = "quick" if workbench.scale.stream_rows < 64 else "full"
-    done = subprocess.run([*command, quick], capture_output=True, text=True, check=True)
-    found: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: Mapping[str, Any] = run_module("stream_worker", side, str(workbench.folder), quick)
     return found

@@ -10,7 +10,6 @@ import hashlib
 import http.client
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.figures import Need, ResultsDiffer, Row, require_same
+from benchmarks.own_process import command_of
 from benchmarks.texts import Replies
 from benchmarks.workbench import Workbench
 
@@ -282,10 +282,9 @@ def _servers(workbench: Workbench) -> Iterator[dict[str, Server]]:
 @contextmanager
 def started_server(workbench: Workbench, side: str, given: str = "") -> Iterator[Server]:
     """Start a server's process, which exits when its input closes, and connect to it."""
-    command = [sys.executable, "-m", "benchmarks.gateway_server"]
     with (
         subprocess.Popen(
-            [*command, side, str(workbench.folder), given],
+            command_of("gateway_server", side, str(workbench.folder), given),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -19,6 +19,7 @@ pytest.importorskip("transformers", reason="the tokenizer is transformers'")
 pytest.importorskip("aiohttp")
 
 from tests.evaluation.test_hosted import Host, answer
+from tests.kit.forks import python
 from tests.kit.page_run import run_commands
 
 MODULE = '''
@@ -84,7 +85,7 @@ def host() -> Iterator[Host]:
 
 def abut_cli(folder: Path, *arguments: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "abut.cli", *arguments],
+        python("-m", "abut.cli", *arguments),
         cwd=folder,
         input=typed,
         capture_output=True,
@@ -203,7 +204,7 @@ def test_ctrl_c_prints_what_there_is(folder: Path, host: Host) -> None:
     (folder / "rows.jsonl").write_text("".join(lines))
     arguments = ["eval", "own:Guess", "--rows", "rows.jsonl", "--record", "eval.jsonl", *chat(host)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "abut.cli", *arguments],
+        python("-m", "abut.cli", *arguments),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,6 +15,7 @@ import pytest
 
 from abut.cli.__main__ import main
 from tests.kit.checkout import DEMO_ASSETS
+from tests.kit.forks import python
 from tests.kit.servers.fake_server import FakeServer
 
 MODELS = [{"id": "tiny", "max_model_len": 512}]
@@ -25,7 +26,7 @@ def started(server: FakeServer, *args: Any, **environment: str) -> tuple[Any, st
     """The command, and the base URL that it says."""
     options = ("--upstream", server.url, "--tokenizer", DEMO_ASSETS, "--port", 0, *args)
     process = subprocess.Popen(
-        [sys.executable, "-m", "abut.cli", "gateway", *map(str, options)],
+        python("-m", "abut.cli", "gateway", *map(str, options)),
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},

@@ -15,6 +15,7 @@ from abut.demo import model
 from abut.demo.model import DemoRecipe
 from abut.demo.run import Summary, load_env
 from abut.records.read import read_records
+from tests.kit.forks import python
 
 LAST_REWARD = (0.7, 1.0)
 """The range of the mean reward of the last ten steps, whatever the seed and the machine."""
@@ -35,7 +36,7 @@ class Echo:
 
 
 def abut_demo(*arguments, cwd):
-    command = [sys.executable, "-m", "abut.cli", "demo", "--json", *arguments]
+    command = python("-m", "abut.cli", "demo", "--json", *arguments)
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -149,7 +150,7 @@ def test_where_stderr_is_no_terminal_each_tenth_step_is_a_line_and_no_bar_moves(
 def test_on_a_terminal_each_step_is_a_line_over_a_bar(tmp_path):
     ours, theirs = pytest.importorskip("pty").openpty()
     pytest.importorskip("termios").tcsetwinsize(theirs, (24, 80))
-    command = [sys.executable, "-m", "abut.cli", "demo", "--steps", "2", "--batch", "8"]
+    command = python("-m", "abut.cli", "demo", "--steps", "2", "--batch", "8")
     done = subprocess.run(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=400
     )

@@ -14,6 +14,7 @@ test to name: commands that it does not run, and outputs that differ from run to
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.kit.checkout import IMPORT_PATH, ROOT
+from tests.kit.forks import python
 
 Check = Callable[[str, str], None]
 """Given the output that the page shows and the one that was printed; asserts that they agree."""
@@ -31,10 +33,6 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LIMIT_S = 540.0
-# Environments of tests import abut without having its command.
-_PROGRAMS = """abut() { python -m abut.cli "$@"; }
-pytest() { python -m pytest "$@"; }
-"""
 
 
 class Block(NamedTuple):
@@ -167,10 +165,15 @@ def _answers(shown: str | None) -> list[str]:
 def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool = False) -> str:
     """Run commands; they have a terminal if there is something to type, and none otherwise."""
     # Where a browser is, no TRL is: then another Python runs the page.
-    python = os.environ.get("ABUT_DEMO_PYTHON", sys.executable)
+    other = os.environ.get("ABUT_DEMO_PYTHON")
+    # Environments of tests import abut without having its command.
+    programs = "".join(
+        f'{name}() {{ {shlex.join([other, *words] if other else python(*words))} "$@"; }}\n'
+        for name, words in {"abut": ("-m", "abut.cli"), "pytest": ("-m", "pytest")}.items()
+    )
     environment = {
         **os.environ,
-        "PATH": os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(Path(other or sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": IMPORT_PATH,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
@@ -178,7 +181,7 @@ def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool
         "OMP_NUM_THREADS": "1",
         "TERM": "dumb",
     }
-    started = ["bash", "-e", "-c", _PROGRAMS + commands]
+    started = ["bash", "-e", "-c", programs + commands]
     if not answers:
         done = subprocess.run(
             started,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.checkout import ROOT
+from tests.kit.forks import python
 from tests.kit.servers.free_port import free_port
 
 RANKS = 2
@@ -52,8 +53,7 @@ def run_ranks(
         "LOCAL_WORLD_SIZE": str(RANKS),
         **environ,
     }
-    command = [sys.executable, "-W", "ignore", "-m", __name__, file, str(folder)]
-    command += map(str, arguments)
+    command = python("-W", "ignore", "-m", __name__, file, folder, *map(str, arguments))
     logs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
     processes = []
     for rank, path_of_log in enumerate(logs):
