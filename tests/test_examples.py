@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import gc
-import os
 import re
 import runpy
 import subprocess
@@ -44,10 +43,7 @@ TRAINING = [
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        python(*command), cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run(python(*command), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def source(name: str) -> str:

@@ -254,7 +254,6 @@ def test_it_trains(start: Any, tmp_path: Path) -> None:
         TRAINS="ray",
         TRAINING_LOG=str(log),
         MAIN_PORT=str(free_port()),
-        OMP_NUM_THREADS="1",
         HF_HUB_OFFLINE="1",
         TRL_EXPERIMENTAL_SILENCE="1",
     )

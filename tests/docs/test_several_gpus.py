@@ -37,7 +37,6 @@ def train_on_cpus(config: str, folder: Path) -> str:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([IMPORT_PATH, str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "DS_ACCELERATOR": "cpu",
     }

@@ -17,7 +17,7 @@ from tests.kit.servers.ep_server import ChatServer
 
 
 def test_its_mean_score_rises(tmp_path: Path) -> None:
-    environ = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "HOME": str(tmp_path)}
     command = [sys.executable, str(EXAMPLES / "eval_protocol_grpo.py")]
     done = subprocess.run(
         command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=280

@@ -47,7 +47,6 @@ def _server() -> str:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         # What is imported reads these at once.
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     process = subprocess.Popen(

@@ -178,7 +178,6 @@ def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
         "TERM": "dumb",
     }
     started = ["bash", "-e", "-c", programs + commands]

@@ -127,7 +127,6 @@ def a_job(
         INTERFACE="eth0",
         TRAIN=str(KIT / "training" / "train_on_cpu.py"),
         TRAINING_LOG=str(folder / "training.jsonl"),
-        OMP_NUM_THREADS="1",
         TRL_EXPERIMENTAL_SILENCE="1",
         HF_HUB_OFFLINE="1",
     )

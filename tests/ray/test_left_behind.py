@@ -99,7 +99,7 @@ def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, *map(str, words)],
-        env={**os.environ, MARK: mark, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, MARK: mark, "PYTHONPATH": IMPORT_PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -42,7 +42,6 @@ ranks.destroy_process_group()
 def of_ranks(cluster: Any, ranks: int) -> dict[str, str]:
     return {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": IMPORT_PATH,
         "RAY_ADDRESS": cluster.address,
         "WORLD_SIZE": str(ranks),

@@ -25,8 +25,6 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("torch")
 
-import torch
-
 from abut import agent
 from abut.demo.model import build_demo_model
 from abut.envs.task import RolloutTask
@@ -266,10 +264,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("abut.images._PIXELS", BytesLru(2**20))
     monkeypatch.setattr("abut.template.image_processor._TENSOR_BYTES", 2**20)
     files, threads, children = open_files(), {*threading.enumerate()}, child_processes()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
     assert eventually(lambda: {*threading.enumerate()} <= threads), threading.enumerate()
     assert child_processes() <= children
     assert open_files() == files

@@ -211,7 +211,6 @@ def test_the_example_trains_on_every_sampled_token(program: str, tmp_path: Path)
     done = subprocess.run(
         [sys.executable, EXAMPLES / "repair_cpu.py", "--program", program],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

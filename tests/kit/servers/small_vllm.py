@@ -153,5 +153,4 @@ if __name__ == "__main__":
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     given, _ = parser.parse_known_args()
-    torch.set_num_threads(1)
     asyncio.run(serve(given.model, given.host, given.port))

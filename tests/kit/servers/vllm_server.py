@@ -48,7 +48,6 @@ class VLLMServer:
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume, /collective_rpc
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

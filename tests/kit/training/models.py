@@ -19,12 +19,11 @@ Says = Callable[[SampleRequest], Sequence[int] | None]
 
 
 def rank_model(**changes: Any) -> tuple[Any, Any]:
-    """The demo's tokenizer and a model of its vocabulary, on one thread.
+    """The demo's tokenizer and a model of its vocabulary.
 
     Args:
         changes: of the model's configuration.
     """
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)
     config: dict[str, Any] = {

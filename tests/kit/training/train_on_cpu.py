@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from transformers import Trainer
 from trl.generation import vllm_generation
@@ -52,7 +51,6 @@ def keep(self: Any, logs: dict[str, Any], *args: Any, **named: Any) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     vllm_generation.is_vllm_available = lambda *_, **__: True
     vllm_generation.VLLMClient = Client
     log, Trainer.log = Trainer.log, keep

@@ -43,7 +43,6 @@ def run_ranks(
     """
     shared = {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT), *map(str, path)]),

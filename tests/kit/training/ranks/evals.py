@@ -6,7 +6,6 @@ Groups are of four; "cut" gives each rank six rollouts, the other scenarios four
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -47,7 +46,6 @@ def rotating() -> tuple[Any, Any]:
 
 def main(folder: Path, scenario: str) -> None:
     """Take two steps; write down what this rank got."""
-    torch.set_num_threads(1)
     tokenizer = load_demo_tokenizer()
     rollout_func, dataset = rotating() if scenario == "rotating" else grouped()
     found: dict[str, Any] = {"outputs": []}

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, mean, scorer
@@ -28,7 +27,6 @@ def length() -> Any:
 
 def main(folder: Path) -> None:
     """Take two steps; write down what this rank got."""
-    torch.set_num_threads(1)
     tokenizer = load_demo_tokenizer()
     samples = [Sample(input=f"{k}+{k}?", target=str(2 * k)) for k in range(6)]
     agent = inspect_task(
