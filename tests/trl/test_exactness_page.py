@@ -1,8 +1,6 @@
-"""The page says what the runs measured, and the measure tells exact rows from others."""
+"""The page says what the runs measured."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,26 +68,3 @@ def test_the_page_says_which_arms_learned() -> None:
     assert rewards["boxes", "proxy"]["kl"] < 0.01 < 1 - rewards["boxes", "proxy"]["cosine"]
     assert rewards["boxes", "trl"]["lowest"] >= 1 - 1e-6
     assert rewards["boxes", "loop"]["ratio"] < 0.1
-
-
-@pytest.mark.slow
-def test_abuts_gradient_is_the_exact_one_and_that_of_the_loop_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("trl")
-    from scripts.exactness import boxes
-    from scripts.exactness.tasks import TASKS
-    from scripts.exactness.train import train
-
-    # A shorter lesson teaches enough of the format for calls and thoughts.
-    monkeypatch.setattr(boxes, "LESSONS", ((80, 4e-3, 0.7, True),))
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    task = TASKS["boxes"].with_steps(1)
-
-    def cosine(arm: str) -> float:
-        run: dict[str, Any] = train(task, arm, 0, tmp_path)
-        (probe,) = run["probes"]
-        return float(probe["cosine"])
-
-    assert cosine("abut") >= 1 - 1e-6
-    assert cosine("loop") < 1 - 1e-6
