@@ -115,10 +115,12 @@ def test_the_reward_rises_as_with_the_synchronous_trainer(
     assert ours.mean_reward(-5, None) - ours.mean_reward(0, 5) > 0.9 * risen
     assert abs(ours.logs[0]["ratio"] - 1) < 1e-4
     assert server.events[:6] == ["pause", "weights 1", "resume", "pause", "weights 2", "resume"]
+    # The rows of the last step may come, and be logged, before the step before it.
+    last = [log for log in ours.logs if "rollout/turns/mean" in log][-1]
     # On a busy machine a rollout may get too old for max_staleness after its first turn.
-    turns, stale = (ours.logs[-1][f"rollout/{name}"] for name in ("turns/mean", "stop/stale"))
+    turns, stale = (last[f"rollout/{name}"] for name in ("turns/mean", "stop/stale"))
     assert 2 - 2 * stale <= turns <= 2
-    assert ours.logs[-1]["rollout/error_frac"] == 0
+    assert last["rollout/error_frac"] == 0
 
 
 def test_every_logprob_is_that_of_the_weights_that_its_token_bears(run: Any, server: Any) -> None:
