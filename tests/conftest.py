@@ -25,8 +25,8 @@ settings.register_profile(
 settings.load_profile("abut")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Before torch is imported. Its threads wait in loops, and several processes share two cores: tests
-# of training that took 120 seconds of CPU time take 42 with one thread.
+# Set before torch is imported: its threads spin while they wait, and several processes share two
+# cores. With one thread, tests of training that took 120 seconds of CPU time take 42.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 

@@ -1,4 +1,4 @@
-"""The published files work: the wheel in an empty environment, and the sdist is complete.
+"""The published files: the wheel works in an empty environment, and the sdist is complete.
 
 The wheel is installed without an index, and only NumPy is there: any other requirement would fail,
 and the base install must not have one.
@@ -148,11 +148,12 @@ def test_the_wheel_works_with_numpy_alone(empty_python: Path) -> None:
 def test_the_sdist_holds_all_that_the_wheel_was_built_from(
     wheel: Path, sdist: Path, tmp_path: Path
 ) -> None:
-    """Building its wheel takes minutes, which only `make release-check` does."""
-    read = the_only(TARGET / "release", "*abut_native.d").read_text().partition(": ")[2]
-    sources = {Path(file.replace("\\ ", " ")) for file in re.split(r"(?<!\\)\s+", read.strip())}
+    """Only `make release-check` builds a wheel from the sdist, because that takes minutes."""
+    dep_info = the_only(TARGET / "release", "*abut_native.d").read_text().partition(": ")[2]
+    sources = {Path(file.replace("\\ ", " ")) for file in re.split(r"(?<!\\)\s+", dep_info.strip())}
     assert ROOT / "rust/core/src/encode/fast/probe.txt" in sources  # not only Rust
-    sources |= {ROOT / "pyproject.toml", ROOT / "Cargo.lock"}
+    others = ("pyproject.toml", "Cargo.lock", PROJECT["readme"], *PROJECT["license-files"])
+    sources |= {ROOT / name for name in others}
     with zipfile.ZipFile(wheel) as built:
         packaged = {ROOT / "python" / name for name in built.namelist()}
         sources |= {

@@ -26,15 +26,15 @@ def test_marked(abut_tokenizer):
 
 
 def run(
-    folder: Path, *arguments: str | Path, plugin: bool = True, is_new: bool = False
+    folder: Path, *arguments: str | Path, plugin: bool = True, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run pytest with this plugin and no other one; a new process has imported nothing before."""
+    """Run pytest with this plugin and no other one; `fresh`: by an interpreter that starts anew."""
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     words = ["-m", "pytest", *(["-p", "_abut_pytest"] if plugin else [])]
     words += ["-p", "no:cacheprovider", *map(str, arguments)]
     return subprocess.run(
-        [sys.executable, *words] if is_new else python(*words),
+        [sys.executable, *words] if fresh else python(*words),
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -61,10 +61,10 @@ def test_a_run_that_does_not_use_it_imports_nothing_for_it(tmp_path: Path) -> No
     names = {"abut", "hypothesis", "numpy", "transformers", "tokenizers"}
     path = tmp_path / "test_nothing.py"
     path.write_text(f"import sys\ndef test(): assert not {names!r} & {{*sys.modules}}\n")
-    assert run(tmp_path, path, is_new=True).returncode == 0
+    assert run(tmp_path, path, fresh=True).returncode == 0
     # The check can fail.
     path.write_text(f"import sys, abut\ndef test(): assert not {names!r} & {{*sys.modules}}\n")
-    assert run(tmp_path, path, is_new=True).returncode == 1
+    assert run(tmp_path, path, fresh=True).returncode == 1
 
 
 def test_a_test_runs_once_for_each_tokenizer(tests: Path) -> None:

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks import own_process
 from benchmarks.figures import Need, ResultsDiffer, Row, require_same
-from benchmarks.own_process import command_of
 from benchmarks.texts import Replies
 from benchmarks.workbench import Workbench
 
@@ -284,7 +284,7 @@ def started_server(workbench: Workbench, side: str, given: str = "") -> Iterator
     """Start a server's process, which exits when its input closes, and connect to it."""
     with (
         subprocess.Popen(
-            command_of("gateway_server", side, str(workbench.folder), given),
+            own_process.command_of("gateway_server", side, str(workbench.folder), given),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""The benchmarks' processes start without importing transformers and TRL again."""
+"""Processes of the benchmarks start without the time that importing TRL takes."""
 
 import pytest
 
@@ -8,4 +8,7 @@ from tests.kit.forks import python
 
 @pytest.fixture(autouse=True)
 def starts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_process, "PYTHON", python())
+    def command_of(module: str, *arguments: str) -> list[str]:
+        return python("-m", f"benchmarks.{module}", *arguments)
+
+    monkeypatch.setattr(own_process, "command_of", command_of)

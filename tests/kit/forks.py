@@ -1,11 +1,13 @@
-"""Starts Python programs without importing TRL again, which takes ten seconds of CPU time.
+"""Start Python programs without the ten seconds of CPU time that importing TRL takes.
 
-A server imports it once, in a process of its own, and forks for each program. `python(...)` is a
-command that runs this file as `ask`: it sends the server its words, folder, environment and open
-files, passes signals on, and ends as the program does. If it is killed, so is the program.
+A server imports TRL once, in a process of its own, and forks for each program. `python(...)` is the
+command of a relay: it sends the server its arguments, folder, environment and standard files,
+forwards signals, and ends with the status of the program. If the relay is killed, its supervisor, a
+child of the server, kills the program.
 """
 
 import atexit
+import faulthandler
 import functools
 import gc
 import json
@@ -18,76 +20,95 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
+import types
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_HEAD = 4  # bytes of a number on the socket
+_NUMBER_BYTES = 4
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_NO_PROGRAM = 125  # the status of a relay that failed; no test expects it of a program
 
 
-def python(*words: str | Path) -> list[str]:
-    """Return a command that runs Python with these words: `[-W ACTION] -m MODULE …` or `FILE …`.
+def python(*arguments: str | Path, server: int = 0) -> list[str]:
+    """Return a command that runs Python with arguments `[-W ACTION] -m MODULE …` or `FILE …`.
 
-    Its process id is not that of the program, and neither is its session.
+    With other options it is Python itself. The process id is the relay's, and the program is in the
+    server's session. Of the variables that Python reads when it starts, only PYTHONPATH,
+    PYTHONFAULTHANDLER and PYTHONDONTWRITEBYTECODE are heeded.
+
+    Args:
+        arguments: of Python.
+        server: a number; programs of one server have the same hash seed.
     """
-    # Only Linux has pidfd_open. And who imports vllm asks for GPUs, which is no good before a fork.
-    if not hasattr(os, "pidfd_open") or find_spec("vllm") is not None:
-        return [sys.executable, *map(str, words)]
-    return [sys.executable, "-S", "-E", __file__, "ask", _server(), *map(str, words)]
+    option = str(arguments[0])
+    # Only Linux has pidfd_open. Importing vLLM asks for GPUs, after which no process should fork.
+    if (
+        not hasattr(os, "pidfd_open")
+        or find_spec("vllm") is not None
+        or (option.startswith("-") and option not in ("-m", "-W"))
+    ):
+        return [sys.executable, *map(str, arguments)]
+    relay = [sys.executable, "-SEP", __file__, "relay", _server(server)]
+    return [*relay, *map(str, arguments)]
 
 
 @functools.cache
-def _server() -> str:
-    """Start the server; return the address of its socket."""
-    folder = tempfile.TemporaryDirectory(prefix="abut-forks-")
+def _server(number: int) -> str:
+    """Start a server; return the address of its socket."""
+    folder = tempfile.TemporaryDirectory(prefix=f"abut-forks-{number}-")
     address = str(Path(folder.name, "socket"))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        # What is imported reads these at once.
-        "HF_HUB_OFFLINE": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-    }
     process = subprocess.Popen(
-        [sys.executable, __file__, "serve", address],
-        env=environment,
-        stdin=subprocess.PIPE,  # the server ends when this does
+        [sys.executable, "-P", __file__, "serve", address],
+        stdin=subprocess.PIPE,  # the server exits when this pipe closes
         stdout=subprocess.PIPE,
     )
     atexit.register(folder.cleanup)
     atexit.register(process.wait)
     atexit.register(process.kill)
     assert process.stdout is not None
-    with process.stdout as said:
-        assert said.read(1), "the server of tests/kit/forks.py did not start"
+    with process.stdout as server_stdout:
+        assert server_stdout.read(1), "the server of tests/kit/forks.py did not start"
     return address
 
 
-def _ask(address: str, words: list[str]) -> None:
+def _relay(address: str, arguments: list[str]) -> None:
+    """Have a program run, and end as it does."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        message = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
-        socket.send_fds(server, [len(message).to_bytes(_HEAD)], [0, 1, 2])
+        message = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(server, [len(message).to_bytes(_NUMBER_BYTES)], [0, 1, 2])
         server.sendall(message)
         program = _number(server)
-        for passed_on in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(passed_on, lambda number, _: os.kill(program, number))
+
+        def forward(number: int, _: object) -> None:
+            with suppress(ProcessLookupError):
+                os.kill(program, number)
+
+        for number in _FORWARDED:
+            signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         code = os.waitstatus_to_exitcode(_number(server))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # of SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
 def _number(server: socket.socket) -> int:
-    if not (sent := server.recv(_HEAD)):
-        sys.exit("the server of tests/kit/forks.py has ended")
+    if not (sent := server.recv(_NUMBER_BYTES, socket.MSG_WAITALL)):
+        raise ConnectionError("the server of tests/kit/forks.py has ended")
     return int.from_bytes(sent)
 
 
 def _serve(address: str) -> None:
-    with suppress(ImportError):  # a test says itself what it needs
+    """Fork for each relay that connects, until the standard input closes."""
+    with suppress(ImportError):  # a test that needs one of these skips itself
         from transformers import AutoTokenizer  # noqa: F401
         from trl import GRPOTrainer  # noqa: F401
 
@@ -97,84 +118,122 @@ def _serve(address: str) -> None:
         listener.bind(address)
         listener.listen()
         os.write(1, b"1")
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a `_keep`
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of its group
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that ended leave no zombies
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
         while listener in _ready(listener, 0):
-            asked, _ = listener.accept()
+            relay, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                return _keep(asked)
-            asked.close()
+                return _supervise(relay)
+            relay.close()
 
 
-def _keep(asked: socket.socket) -> None:
-    """Run the program in one more process, and tell who asked how it ended."""
+def _supervise(relay: socket.socket) -> None:
+    """Run the program in a child process, and send its exit status to the relay."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with asked:
-        head, files, _, _ = socket.recv_fds(asked, _HEAD, 3)
-        message = bytearray()
-        while len(message) < int.from_bytes(head):
-            message += asked.recv(2**16)
+    with relay:
+        head, files, _, _ = socket.recv_fds(relay, _NUMBER_BYTES, 3)
+        message = relay.recv(size, socket.MSG_WAITALL) if (size := int.from_bytes(head)) else b""
+        if not message or len(message) < size:  # the relay was killed
+            os._exit(1)
         program = os.fork()
         if program != 0:
-            asked.sendall(program.to_bytes(_HEAD))
-            ended = os.pidfd_open(program)
-            if ended not in _ready(ended, asked):
-                os.kill(program, signal.SIGKILL)
-            _, status = os.waitpid(program, 0)
-            with suppress(BrokenPipeError):
-                asked.sendall(status.to_bytes(_HEAD))
+            with suppress(OSError):  # the relay was killed, and so is the program
+                relay.sendall(program.to_bytes(_NUMBER_BYTES))
+                ended = os.pidfd_open(program)
+                if ended in _ready(ended, relay):
+                    # Not `waitpid`, which frees the process id that the relay may still signal.
+                    seen = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT)
+                    assert seen is not None
+                    exited = seen.si_code == os.CLD_EXITED
+                    status = seen.si_status << 8 if exited else seen.si_status
+                    relay.sendall(status.to_bytes(_NUMBER_BYTES))
+            os.kill(program, signal.SIGKILL)
+            os.waitpid(program, 0)
             os._exit(0)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    code = 1
-    try:
-        _run(*json.loads(message))
-        code = 0
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    # What an interpreter does at its end, but for freeing all modules, which takes a second.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(code)
+    _end(_code_of(lambda: _run(*json.loads(message))))
 
 
-def _run(words: list[str], folder: str, environment: dict[str, str]) -> None:
-    """Be the program."""
+def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """Run the program in this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    more = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [path for path in more if path and path not in sys.path]
-    if words[0] == "-W":
-        warnings.simplefilter(words[1])  # type: ignore[arg-type]
-        words = words[2:]
-    if words[0] == "-m":
-        sys.path[0], sys.argv = folder, words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    # Programs of one server would draw the same numbers.
+    for name, module in (("numpy.random", "seed"), ("torch", "seed")):
+        if name in sys.modules:
+            getattr(sys.modules[name], module)()
+    if arguments[0] == "-W":
+        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        arguments = arguments[2:]
+    path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [entry for entry in path if entry and entry not in sys.path]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, folder)
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
     else:
-        sys.path[0], sys.argv = os.path.dirname(words[0]), words
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(arguments[0]))
+        main.__file__ = arguments[0]
+        code = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
+        exec(code, main.__dict__)
+
+
+def _code_of(part: Callable[[], object]) -> int:
+    """Return the exit status, as a process has it, of a function that may end in any way."""
+    try:
+        part()
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return (ended.code or 0) & 0xFF
+        print(ended.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    else:
+        return 0
+    return 1
+
+
+def _end(code: int) -> None:
+    """Do what the interpreter does at exit, except freeing modules, which takes a second."""
+    for part in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        code = _code_of(part) or code
+    for file in (sys.stdout, sys.stderr):
+        if file is not None and not file.closed:
+            code = _code_of(file.flush) or code
+    os._exit(code)
 
 
 def _ready(*files: socket.socket | int) -> list[socket.socket | int]:
-    """Wait until some of these have something to read or end; return them."""
+    """Wait until any of these is readable or closed; return those."""
     return select.select(files, [], [])[0]
 
 
 if __name__ == "__main__":
-    role, address, *words = sys.argv[1:]
-    if role == "ask":
-        _ask(address, words)
-    else:
+    role, address, *rest = sys.argv[1:]
+    if role == "serve":
         _serve(address)
+    else:
+        try:
+            _relay(address, rest)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(_NO_PROGRAM)

@@ -170,6 +170,7 @@ def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool
     programs = "".join(
         f'{name}() {{ {shlex.join([other, *words] if other else python(*words))} "$@"; }}\n'
         for name, words in {"abut": ("-m", "abut.cli"), "pytest": ("-m", "pytest")}.items()
+        if name in commands
     )
     environment = {
         **os.environ,

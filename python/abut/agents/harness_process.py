@@ -207,8 +207,8 @@ class HarnessProcess:
             for pipe, redactor in pipes.items():
                 selector.register(pipe, selectors.EVENT_READ, redactor)
             while not self._is_stopped.is_set():
-                # Both are asked before the pipes are read, so that all output before its exit or
-                # before the end of its time is read. The end of the pipes is not awaited, because a
+                # Clock and process are asked before the pipes are read, so that all output before
+                # the deadline or the exit is read. The end of the pipes is not awaited, because a
                 # grandchild may hold them open forever.
                 is_late = deadline is not None and time.monotonic() > deadline
                 status = process.poll()

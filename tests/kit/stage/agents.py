@@ -155,15 +155,18 @@ class Client:
 
 
 def harness_time_is_over(patch: Any, holds: Callable[[], bool]) -> None:
-    """Let the `timeout_s` of a harness be over when something holds, whatever the clock.
+    """End the `timeout_s` of one harness when `holds()` is true, whatever the clock.
 
-    The second look at the clock waits for it. Thus the time is over before any output is read,
-    which is the hardest moment.
+    Each look at the clock but the first waits for that, so the time is over before any output is
+    read, which is the hardest case.
     """
     looks = itertools.count()
 
     def monotonic() -> float:
-        return time.monotonic() + (10_000 if next(looks) > 0 and eventually(holds) else 0)
+        if next(looks) == 0:
+            return time.monotonic()
+        assert eventually(holds)
+        return time.monotonic() + 10_000
 
     clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
     patch.setattr("abut.agents.harness_process.time", clock)

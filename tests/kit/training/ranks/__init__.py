@@ -52,14 +52,18 @@ def run_ranks(
         "LOCAL_WORLD_SIZE": str(RANKS),
         **environ,
     }
-    command = python("-W", "ignore", "-m", __name__, file, folder, *map(str, arguments))
+    command = ["-W", "ignore", "-m", __name__, file, str(folder), *map(str, arguments)]
     logs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
     processes = []
     for rank, path_of_log in enumerate(logs):
         with path_of_log.open("wb") as log:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
-                command, env=shared | own, stdout=log, stderr=subprocess.STDOUT
+                # Of two servers: ranks differ in the order of their sets, as they do in training.
+                python(*command, server=rank),
+                env=shared | own,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         processes.append(process)
     deadline = time.monotonic() + timeout_s
