@@ -29,7 +29,7 @@ AGENT_CLIENTS := openai-3 litellm crewai coding dialects harnesses vision $(PYTH
 # Versions of verifiers, each in its own environment, because version 0.4 changed the API.
 VERIFIERS_VERSIONS := 0.1.14 0.3.1 0.4.0
 
-.PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-long test-python-rest test-random test-soak test-vllm test-gpu test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed test-docs demo demo-images bench bench-gpu bench-core fuzz fuzz-coverage wheel
+.PHONY: setup build check check-rust check-python docs test test-rust test-python test-python-first test-python-second test-random test-soak test-vllm test-gpu test-openenv test-agents test-eval-protocol test-verifiers test-harbor test-inspect test-mcp test-ray test-browser test-nemo-gym test-nodes test-trl-matrix test-deepspeed test-docs demo demo-images bench bench-gpu bench-core fuzz fuzz-coverage wheel
 
 setup: $(VENV)/deps.stamp
 
@@ -65,16 +65,17 @@ test: test-rust test-python
 test-rust:
 	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
 
-# `make --jobs=2` runs these two halves in parallel; the first half starts processes and trains models.
-LONG_TESTS := tests/benchmarks tests/demo tests/trl tests/test_examples.py tests/test_packaging.py
+# `make --jobs=2` runs these two halves in parallel; each takes about 1,000 seconds of CPU time.
+FIRST_HALF := tests/template tests/tool_calls tests/benchmarks tests/demo tests/trl \
+	tests/test_examples.py tests/test_packaging.py
 
-test-python: test-python-long test-python-rest
+test-python: test-python-first test-python-second
 
-test-python-long: build
-	$(BIN)/pytest $(LONG_TESTS)
+test-python-first: build
+	$(BIN)/pytest $(FIRST_HALF)
 
-test-python-rest: build
-	$(BIN)/pytest $(LONG_TESTS:%=--ignore=%)
+test-python-second: build
+	$(BIN)/pytest $(FIRST_HALF:%=--ignore=%)
 
 test-random: build
 	cargo test --workspace --locked --quiet
