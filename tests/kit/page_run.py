@@ -166,11 +166,13 @@ def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool
     """Run commands; they have a terminal if there is something to type, and none otherwise."""
     # Where a browser is, no TRL is: then another Python runs the page.
     other = os.environ.get("ABUT_DEMO_PYTHON")
-    # Environments of tests import abut without having its command.
-    programs = "".join(
-        f'{name}() {{ {shlex.join([other, *words] if other else python(*words))} "$@"; }}\n'
-        for name, words in {"abut": ("-m", "abut.cli"), "pytest": ("-m", "pytest")}.items()
-        if name in commands
+    # Environments of tests import abut without having its command. A fork's pytest would warn of
+    # plugins that are imported already.
+    programs = {"pytest": [other or sys.executable, "-m", "pytest"]}
+    if "abut" in commands:
+        programs["abut"] = [other, "-m", "abut.cli"] if other else python("-m", "abut.cli")
+    functions = "".join(
+        f'{name}() {{ {shlex.join(words)} "$@"; }}\n' for name, words in programs.items()
     )
     environment = {
         **os.environ,
@@ -181,7 +183,7 @@ def run_commands(commands: str, answers: list[str], folder: Path, *, fails: bool
         "HF_HUB_OFFLINE": "1",
         "TERM": "dumb",
     }
-    started = ["bash", "-e", "-c", programs + commands]
+    started = ["bash", "-e", "-c", functions + commands]
     if not answers:
         done = subprocess.run(
             started,
