@@ -65,7 +65,7 @@ test: test-rust test-python
 test-rust:
 	PROPTEST_RNG_SEED=0 cargo test --workspace --locked --quiet
 
-# `make --jobs=2` runs these two halves in parallel; each takes about 1,000 seconds of CPU time.
+# `make --jobs=2` runs these two halves in parallel. Move a folder if one of them ends much later.
 FIRST_HALF := tests/template tests/tool_calls tests/benchmarks tests/demo tests/trl \
 	tests/test_examples.py tests/test_packaging.py
 

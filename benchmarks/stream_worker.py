@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.own_process import command_of
 from benchmarks.rows.async_rollouts import ABUT, SERVER
 from benchmarks.scale import Scale
 from benchmarks.workbench import Workbench
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     if side == SERVER:
         asyncio.run(_serve(workbench))
         return
-    command = [sys.executable, "-m", "benchmarks.stream_worker", SERVER, folder, much]
+    command = command_of("stream_worker", SERVER, folder, much)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

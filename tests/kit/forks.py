@@ -172,9 +172,9 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
         faulthandler.enable()
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Programs of one server would draw the same numbers.
-    for name, module in (("numpy.random", "seed"), ("torch", "seed")):
+    for name in ("numpy.random", "torch"):
         if name in sys.modules:
-            getattr(sys.modules[name], module)()
+            sys.modules[name].seed()
     if arguments[0] == "-W":
         warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
         arguments = arguments[2:]

@@ -112,7 +112,7 @@ def test_the_loss_is_that_of_the_served_model(
     for step in ours.steps:
         right = independent(ours, step, ours.build(), untied)
         assert step.loss == pytest.approx(right.loss, abs=5e-6)
-    # The rows of both steps may come before the first, whose log then has the metrics of both.
+    # The rows of the last step may arrive during an earlier one, whose log then has their metrics.
     unscored = "rollout/teacher_unscored_frac"
     assert {log[unscored] for log in ours.logs if unscored in log} == {0}
 

@@ -115,7 +115,7 @@ def test_the_reward_rises_as_with_the_synchronous_trainer(
     assert ours.mean_reward(-5, None) - ours.mean_reward(0, 5) > 0.9 * risen
     assert abs(ours.logs[0]["ratio"] - 1) < 1e-4
     assert server.events[:6] == ["pause", "weights 1", "resume", "pause", "weights 2", "resume"]
-    # The rows of the last step may come, and be logged, before the step before it.
+    # The rows of the last step may arrive during an earlier one, whose log then has their metrics.
     last = [log for log in ours.logs if "rollout/turns/mean" in log][-1]
     # On a busy machine a rollout may get too old for max_staleness after its first turn.
     turns, stale = (last[f"rollout/{name}"] for name in ("turns/mean", "stop/stale"))
